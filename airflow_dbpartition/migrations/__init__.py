@@ -1,0 +1,219 @@
+"""Creating, upgrading, checking and printing the schema, with Alembic under a version table of our own name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_mock_engine, inspect, text
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Connection, Dialect, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from airflow_dbpartition.dialects import UPGRADE_HINT, explain
+from airflow_dbpartition.errors import ConfigurationError, SchemaError
+from airflow_dbpartition.schema import VERSION_TABLE, build_tables
+from airflow_dbpartition.views import VIEW_NAMES, create_views_sql, drop_views_sql
+
+_LOCK_KEY = 0x6462_7061_7274  # "dbpart": two upgrades at once take turns
+
+
+def _scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("path_separator", "os")
+    return ScriptDirectory.from_config(config)
+
+
+def head_revision() -> str:
+    """The revision that this package is written for."""
+    head = _scripts().get_current_head()
+    assert head is not None
+    return head
+
+
+def _context_options(schema: str | None) -> dict[str, Any]:
+    return {"version_table": VERSION_TABLE, "version_table_schema": schema}
+
+
+def current_revision(connection: Connection, schema: str | None) -> str | None:
+    """The revision of the database, None where there are no tables of ours."""
+    return MigrationContext.configure(connection, opts=_context_options(schema)).get_current_revision()
+
+
+def upgrade(engine: Engine, schema: str | None = None) -> tuple[str | None, str]:
+    """Create the tables or bring them to this package's revision. Safe to run twice, and twice at once.
+
+    Returns:
+        The revision before (None = there was nothing) and the one now.
+
+    Raises:
+        SchemaError: the database is newer than this package, or refuses.
+        DatabaseError: it cannot be reached.
+    """
+    scripts = _scripts()
+    head = head_revision()
+    known = {script.revision for script in scripts.walk_revisions()}
+    tables = build_tables(schema)
+    try:
+        with engine.begin() as connection:
+            _one_at_a_time(connection)
+            if schema and engine.dialect.name == "postgresql":
+                quoted = engine.dialect.identifier_preparer.quote(schema)
+                connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {quoted}"))
+            before = current_revision(connection, schema)
+            if before is not None and before not in known:
+                raise SchemaError(_newer(before, head))
+            if before == head and not _missing_views(connection, schema):
+                return before, head  # recreating the views would drop the grants on them
+            for statement in drop_views_sql(tables, engine.dialect):
+                connection.exec_driver_sql(statement)
+
+            def steps(revision: Any, _context: Any) -> Any:
+                return scripts._upgrade_revs(head, revision)
+
+            with EnvironmentContext(Config(), scripts, fn=steps) as environment:
+                environment.configure(
+                    connection=connection,
+                    target_metadata=tables.metadata,
+                    transaction_per_migration=False,
+                    schema=schema,
+                    **_context_options(schema),
+                )
+                environment.run_migrations(schema=schema)
+            for statement in create_views_sql(tables, engine.dialect):
+                connection.exec_driver_sql(statement.replace("%", "%%") if _formats(engine.dialect) else statement)
+    except SQLAlchemyError as error:
+        raise explain(error, engine) from error
+    return before, head
+
+
+def _formats(dialect: Dialect) -> bool:
+    return dialect.paramstyle in ("format", "pyformat")
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+
+
+def _newer(found: str, head: str) -> str:
+    return (
+        f"the job repository is at revision {found}, which this version (revision {head}) does not know: "
+        "install the airflow-dbpartition that migrated it, or a newer one"
+    )
+
+
+def require_current(engine: Engine, schema: str | None = None) -> None:
+    """One cheap look before work starts.
+
+    Raises:
+        SchemaError: missing, older or unknown schema, in one line with the command that mends it.
+        DatabaseError: the database cannot be reached.
+    """
+    place = engine.url.render_as_string(hide_password=True)
+    where = f"{place}, schema {schema!r}" if schema else place
+    try:
+        with engine.connect() as connection:
+            found = current_revision(connection, schema)
+    except SQLAlchemyError as error:
+        raise explain(error, engine) from error
+    head = head_revision()
+    if found == head:
+        return
+    if found is None:
+        raise SchemaError(f"the job repository's tables are missing in {where}: {UPGRADE_HINT}")
+    if found not in {script.revision for script in _scripts().walk_revisions()}:
+        raise SchemaError(_newer(found, head))
+    raise SchemaError(
+        f"the job repository in {where} is at revision {found}, this version needs {head}: {UPGRADE_HINT}"
+    )
+
+
+def differences(engine: Engine, schema: str | None = None) -> list[str]:
+    """Everything in which the database differs from the schema that this package is written for."""
+    tables = build_tables(schema)
+    names = {table.name for table in tables.all}
+
+    def ours(_object: Any, name: str | None, kind: str, _reflected: bool, _other: Any) -> bool:
+        return name in names if kind == "table" else kind == "column"
+
+    try:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(
+                connection,
+                opts={
+                    **_context_options(schema),
+                    "include_object": ours,
+                    "include_schemas": schema is not None,
+                    "target_metadata": tables.metadata,
+                },
+            )
+            found = [_describe(item) for item in compare_metadata(context, tables.metadata)]
+            missing = _missing_views(connection, schema)
+    except SQLAlchemyError as error:
+        raise explain(error, engine) from error
+    return found + [f"missing view {name}" for name in sorted(missing)]
+
+
+def _missing_views(connection: Connection, schema: str | None) -> set[str]:
+    return set(VIEW_NAMES) - set(inspect(connection).get_view_names(schema=schema))
+
+
+def _describe(difference: Any) -> str:
+    items = difference if isinstance(difference, list) else [difference]
+    words = []
+    for item in items:
+        kind, subject = item[0], item[-1]
+        name = getattr(subject, "name", subject)
+        table = item[2] if kind.endswith("_column") and len(item) > 3 else ""
+        words.append(f"{kind.replace('_', ' ')} {f'{table}.' if table else ''}{name}")
+    return "; ".join(words)
+
+
+DIALECTS: dict[str, Any] = {"postgresql": postgresql.dialect, "mysql": mysql.dialect, "sqlite": sqlite.dialect}
+
+
+def print_sql(dialect_name: str, schema: str | None = None) -> dict[str, str]:
+    """The schema as DDL text for people who apply it with their own tools: {"schema.sql": …, "views.sql": …}.
+
+    Raises:
+        ConfigurationError: for a dialect that is not supported.
+    """
+    name = "mysql" if dialect_name == "mariadb" else dialect_name
+    if name not in DIALECTS:
+        raise ConfigurationError(f"expected --dialect to be one of {', '.join(DIALECTS)}, got {dialect_name!r}")
+    dialect: Dialect = DIALECTS[name]()
+    tables = build_tables(schema)
+    quote = dialect.identifier_preparer.quote
+    prefix = f"{quote(schema)}." if schema else ""
+    parts: list[str] = []
+    if schema and name == "postgresql":
+        parts.append(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
+
+    def collect(statement: Any, *_: Any, **__: Any) -> None:
+        parts.append(str(statement.compile(dialect=dialect)))
+
+    tables.metadata.create_all(create_mock_engine(f"{name}://", collect), checkfirst=False)
+    parts.append(f"CREATE TABLE {prefix}{VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    parts.append(f"INSERT INTO {prefix}{VERSION_TABLE} (version_num) VALUES ('{head_revision()}')")
+    header = f"-- {name}: printed by `dbpartition db sql --dialect {name}`; do not edit.\n"
+    files = {
+        "schema.sql": header + _script(parts),
+        "views.sql": header + _script(drop_views_sql(tables, dialect) + create_views_sql(tables, dialect)),
+    }
+    if name != "sqlite":
+        from airflow_dbpartition.grants import grants_sql
+
+        files["grants.sql"] = header + _script(grants_sql(tables, dialect))
+    return files
+
+
+def _script(statements: list[str]) -> str:
+    lines = [line.rstrip() for statement in statements for line in (statement.strip() + ";\n").splitlines()]
+    return "\n".join(line.replace("\t", "    ") for line in lines) + "\n"

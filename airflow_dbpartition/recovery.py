@@ -1,0 +1,129 @@
+"""The rules of recovery: when a node may judge others, where lost work goes, when an execution is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from airflow_dbpartition import assignment
+from airflow_dbpartition.config import Timings
+from airflow_dbpartition.domain import ExecutionStatus, JobSettings, NodeView, Partition
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.losses import Rehomed
+
+
+class Continuity:
+    """Whether this process has been heard by the database without a gap for long enough to judge others.
+
+    After an outage everybody is silent, and the first one back would evict all the others. So a process judges only
+    after it has itself been heard for `remove_after_s` without a gap of `unreachable_after_s`: by then every living
+    node has had its chance.
+    """
+
+    def __init__(self, timings: Timings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timings = timings
+        self._clock = clock
+        self._since: float | None = None
+        self._last: float | None = None
+
+    def heard(self) -> None:
+        """The database has just answered."""
+        now = self._clock()
+        if self._last is None or now - self._last > self._timings.unreachable_after_s:
+            self._since = now
+        self._last = now
+
+    @property
+    def may_judge(self) -> bool:
+        now = self._clock()
+        if self._since is None or self._last is None or now - self._last > self._timings.unreachable_after_s:
+            return False
+        return now - self._since >= self._timings.remove_after_s
+
+
+@dataclass
+class SweepReport:
+    """What one sweep did."""
+
+    unreachable: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    rehomed: list[tuple[str, Rehomed]] = field(default_factory=list)
+    finalised: dict[int, ExecutionStatus] = field(default_factory=dict)
+
+
+class Recovery:
+    """Sweeps and finalising. Any process may run them, any number at once, and stop half way."""
+
+    def __init__(self, repository: JobRepository, timings: Timings) -> None:
+        self._repository = repository
+        self._timings = timings
+
+    def sweep(self, *, may_judge: bool, deep: bool = False) -> SweepReport:
+        """Suspect and remove silent nodes, give away what they held, end what is over.
+
+        Args:
+            may_judge: from `Continuity`; False = only finish what others have judged.
+            deep: also look for owners that have no row at all, which reads every live partition.
+        """
+        report = SweepReport()
+        losses = self._repository.losses
+        if may_judge:
+            report.unreachable = losses.suspect(silent_for_s=self._timings.unreachable_after_s)
+            report.removed = losses.remove_silent(silent_for_s=self._timings.remove_after_s)
+        gone = losses.nodes_with_orphans()
+        if deep:
+            gone += losses.unknown_owners()
+        for node_id in gone:
+            why = f"node {node_id} was lost"
+            report.rehomed += [(node_id, rehomed) for rehomed in self.rehome(node_id, why=why)]
+        for job_execution_id in self._repository.executions.unfinished_business():
+            status = self._repository.executions.finalise(job_execution_id)
+            if status is not None:
+                report.finalised[job_execution_id] = status
+        return report
+
+    def rehome(self, node_id: str, *, why: str) -> list[Rehomed]:
+        """Give away everything that a removed node still holds, and finalise what that ends."""
+        done = []
+        place = partial(self.place, self._repository.nodes.all())  # read before the transaction that uses it
+        for job_execution_id in self._repository.losses.executions_on(node_id):
+            rehomed = self._repository.losses.rehome(node_id, job_execution_id, place=place, why=why)
+            if rehomed.reassigned or rehomed.failed or rehomed.stopped:
+                done.append(rehomed)
+            if rehomed.failed or rehomed.stopped:
+                self.after_failure(job_execution_id)
+        return done
+
+    def leave(self, node_id: str) -> list[Rehomed]:
+        """A node leaves by itself: what it still has is re-placed at once, without waiting for a sweep."""
+        self._repository.losses.deregister(node_id)
+        return self.rehome(node_id, why=f"node {node_id} left")
+
+    def place(
+        self,
+        nodes: Sequence[NodeView],
+        node_group: str,
+        step_name: str,
+        settings: JobSettings,
+        work: Sequence[Partition],
+    ) -> dict[str, str | None]:
+        """Give partitions to live nodes by the execution's own strategy; to anybody where none is live."""
+        live = [
+            node
+            for node in nodes
+            if node.may_be_given(step_name, node_group=node_group, within_s=self._timings.unreachable_after_s)
+        ]
+        return assignment.apply(assignment.from_json(settings.assignment), work, live)
+
+    def after_failure(self, job_execution_id: int) -> ExecutionStatus | None:
+        """Finalise if that was the last partition; with fail_fast, stop the others first."""
+        execution = self._repository.reading.execution(job_execution_id)
+        if execution.settings.fail_fast and execution.status.is_active and not execution.stop_requested:
+            failed = self._repository.reading.failures(job_execution_id, limit=1)
+            if failed:
+                return self._repository.executions.stop(
+                    job_execution_id, reason=f"fail_fast: partition {failed[0].partition_key!r} failed"
+                )
+        return self._repository.executions.finalise(job_execution_id)

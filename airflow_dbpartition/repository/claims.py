@@ -1,0 +1,223 @@
+"""Statements by which a node takes partitions: its own, nobody's, and (when idle) another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Row, exists, select, update
+from sqlalchemy.engine import Connection
+
+from airflow_dbpartition.dialects import db_later, db_now
+from airflow_dbpartition.domain import (
+    Claim,
+    Counters,
+    ExecutionStatus,
+    JobSettings,
+    NodeStatus,
+    PartitionEvent,
+    PartitionStatus,
+    TransferPolicy,
+    Transitions,
+)
+from airflow_dbpartition.repository.moves import move, record, started_transferability
+from airflow_dbpartition.repository.transactions import Transactions
+from airflow_dbpartition.schema import Tables
+
+
+@dataclass(frozen=True)
+class _ExecutionFacts:
+    """What a claim needs of its execution; none of it ever changes."""
+
+    settings: JobSettings
+    job_name: str
+    job_key: str
+    generation: int
+
+
+_CACHED_EXECUTIONS = 1000
+
+
+class Claims:
+    """Taking partitions. A claim is repeated by nobody: if its commit is in doubt, the heartbeat finds it."""
+
+    def __init__(self, tables: Tables, transactions: Transactions) -> None:
+        self._tables = tables
+        self._transactions = transactions
+        self._facts: dict[int, _ExecutionFacts] = {}
+
+    def claim(
+        self,
+        *,
+        node_id: str,
+        node_group: str,
+        steps: Iterable[str],
+        limit: int,
+        steal_after_s: float | None = None,
+    ) -> list[Claim]:
+        """Take at most `limit` partitions: the node's own first, then nobody's, then (if allowed) another node's.
+
+        Args:
+            steps: names that this node has registered; nothing else is taken.
+            steal_after_s: take another node's transferable, not started work that has waited so many seconds for
+                its own node; None = never.
+
+        Returns:
+            What really moved, in the order in which it is to be run.
+        """
+        names = sorted(steps)
+        if limit < 1 or not names:
+            return []
+
+        def work(connection: Connection) -> list[Claim]:
+            p = self._tables.partitions.c
+            mine = p.assigned_node == node_id
+            free = (p.assigned_node.is_(None)) & (p.node_group == node_group)
+            taken = self._take(connection, node_id, names, limit, mine)
+            if len(taken) < limit:
+                taken += self._take(connection, node_id, names, limit - len(taken), free)
+            if not taken and steal_after_s is not None:
+                others = (
+                    p.assigned_node.is_not(None)
+                    & (p.assigned_node != node_id)
+                    & (p.node_group == node_group)
+                    & (p.is_transferable == 1)
+                    & (p.last_updated <= db_later(-steal_after_s))
+                )
+                taken = self._take(connection, node_id, names, limit, others, stealing=True)
+            return taken
+
+        return self._transactions.run(work, repeatable=False)
+
+    def waiting(self, *, node_id: str, node_group: str, steps: Iterable[str]) -> bool:
+        """Whether any PENDING partition is left that this node could run now, later or by stealing."""
+
+        def work(connection: Connection) -> bool:
+            p, e = self._tables.partitions.c, self._tables.executions.c
+            reachable = (
+                p.assigned_node.is_(None)
+                | (p.assigned_node == node_id)
+                | ((p.is_transferable == 1) & (e.stealing == 1))
+            )
+            found = exists().where(
+                p.status == PartitionStatus.PENDING.value,
+                p.node_group == node_group,
+                p.step_name.in_(sorted(steps)),
+                p.job_execution_id == e.job_execution_id,
+                e.stop_requested == 0,
+                reachable,
+            )
+            return bool(connection.execute(select(found)).scalar())
+
+        return self._transactions.run(work)
+
+    def mark_started(self, job_execution_id: int) -> None:
+        """STARTING → STARTED at the first claim; apart from it, since executions are locked before partitions."""
+
+        def work(connection: Connection) -> None:
+            e = self._tables.executions.c
+            connection.execute(
+                update(self._tables.executions)
+                .where(e.job_execution_id == job_execution_id, e.status == ExecutionStatus.STARTING.value)
+                .values(status=ExecutionStatus.STARTED.value, start_time=db_now(), last_updated=db_now())
+            )
+
+        self._transactions.run(work)
+
+    def _take(
+        self,
+        connection: Connection,
+        node_id: str,
+        steps: list[str],
+        limit: int,
+        whose: ColumnElement[bool],
+        *,
+        stealing: bool = False,
+    ) -> list[Claim]:
+        p, e, n = self._tables.partitions.c, self._tables.executions.c, self._tables.nodes.c
+        runnable = [
+            e.job_execution_id == p.job_execution_id,
+            e.stop_requested == 0,
+            e.status.in_((ExecutionStatus.STARTING.value, ExecutionStatus.STARTED.value)),
+        ]
+        if stealing:
+            runnable.append(e.stealing == 1)
+        candidates = (
+            select(self._tables.partitions)
+            .where(
+                p.status == PartitionStatus.PENDING.value,
+                whose,
+                p.available_at <= db_now(),
+                p.step_name.in_(steps),
+                exists().where(*runnable),
+                # A node that was removed must not claim under its old name.
+                exists().where(n.node_id == node_id, n.status == NodeStatus.ACTIVE.value),
+            )
+            .order_by(p.priority.desc(), p.step_execution_id)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        rows = connection.execute(candidates).all()
+        if not rows:
+            return []
+        ids = [row.step_execution_id for row in rows]
+        chosen = p.step_execution_id.in_(ids)
+        if stealing:
+            record(connection, self._tables, PartitionEvent.STOLEN, chosen, message=f"taken by idle node {node_id}")
+        moved = move(
+            connection,
+            self._tables,
+            Transitions.STEAL if stealing else Transitions.CLAIM,
+            chosen,
+            values={
+                p.assigned_node: node_id,
+                p.attempt: p.attempt + 1,
+                p.claim_time: db_now(),
+                p.is_transferable: started_transferability(self._tables),
+            },
+        )
+        if moved != len(rows):  # the rows are locked by us, so this is a database without row locks gone wrong
+            connection.rollback()
+            return []
+        self._learn(connection, {row.job_execution_id for row in rows})
+        return [self._claim(row, node_id, row.assigned_node if stealing else None) for row in rows]
+
+    def _learn(self, connection: Connection, execution_ids: set[int]) -> None:
+        unknown = execution_ids - self._facts.keys()
+        if not unknown:
+            return
+        if len(self._facts) > _CACHED_EXECUTIONS:
+            self._facts.clear()
+            unknown = execution_ids
+        e, i = self._tables.executions.c, self._tables.instances.c
+        query = (
+            select(e.job_execution_id, e.settings, i.job_name, i.job_key, i.generation)
+            .join_from(self._tables.executions, self._tables.instances, e.job_instance_id == i.job_instance_id)
+            .where(e.job_execution_id.in_(unknown))
+        )
+        for row in connection.execute(query):
+            self._facts[row.job_execution_id] = _ExecutionFacts(
+                JobSettings.from_json(row.settings), row.job_name, row.job_key, row.generation
+            )
+
+    def _claim(self, row: Row[tuple[object, ...]], node_id: str, stolen_from: str | None) -> Claim:
+        facts = self._facts[row.job_execution_id]
+        return Claim(
+            step_execution_id=row.step_execution_id,
+            job_execution_id=row.job_execution_id,
+            job_instance_id=row.job_instance_id,
+            node_id=node_id,
+            version=row.version + 1,
+            partition_key=row.partition_key,
+            step_name=row.step_name,
+            attempt=row.attempt + 1,
+            context=row.execution_context,
+            checkpoint=row.checkpoint,
+            counters=Counters.from_columns(row._asdict()),
+            settings=facts.settings,
+            transfer_policy=TransferPolicy(row.transfer_policy),
+            job_name=facts.job_name,
+            job_key=facts.job_key,
+            generation=facts.generation,
+            stolen_from=stolen_from,
+        )

@@ -1,0 +1,245 @@
+"""Statements about nodes that fell silent or left, and about the work that they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy.engine import Connection
+
+from airflow_dbpartition.dialects import db_later, db_now
+from airflow_dbpartition.domain import (
+    LIVE_PARTITIONS,
+    JobSettings,
+    NodeStatus,
+    Partition,
+    PartitionEvent,
+    PartitionStatus,
+    Transitions,
+)
+from airflow_dbpartition.repository.executions import UPDATE_BATCH_ROWS, Placement
+from airflow_dbpartition.repository.moves import move, record, restored_transferability
+from airflow_dbpartition.repository.transactions import Transactions, notify
+from airflow_dbpartition.schema import WORK_CHANNEL, Tables
+
+_LIVE = tuple(status.value for status in LIVE_PARTITIONS)
+# Gives a node to each partition, or None for anybody; knows the execution's group, step and settings.
+PlaceAgain = Callable[[str, str, JobSettings, Sequence[Partition]], Placement]
+
+
+@dataclass(frozen=True)
+class Rehomed:
+    """What became of one execution's work on a lost node."""
+
+    job_execution_id: int
+    reassigned: int
+    failed: int
+    stopped: int
+
+
+class Losses:
+    """Suspecting nodes, removing them, and giving their work to others."""
+
+    def __init__(self, tables: Tables, transactions: Transactions) -> None:
+        self._tables = tables
+        self._transactions = transactions
+
+    def suspect(self, *, silent_for_s: float) -> list[str]:
+        """ACTIVE and silent → UNREACHABLE; returns the ids."""
+        return self._mark(
+            (NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s)
+        )
+
+    def remove_silent(self, *, silent_for_s: float) -> list[str]:
+        """Silent for too long → REMOVED; returns the ids. Their work is found by `nodes_with_orphans`."""
+        living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
+        return self._mark(living, NodeStatus.REMOVED, self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s))
+
+    def deregister(self, node_id: str) -> None:
+        """A node leaves by itself."""
+        living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
+        self._mark(living, NodeStatus.REMOVED, self._tables.nodes.c.node_id == node_id)
+
+    def _mark(self, sources: tuple[NodeStatus, ...], target: NodeStatus, guard: ColumnElement[bool]) -> list[str]:
+        def work(connection: Connection) -> list[str]:
+            n = self._tables.nodes.c
+            condition = and_(n.status.in_([status.value for status in sources]), guard)
+            # Locked first and judged again by the UPDATE: a heartbeat that came between saves the node.
+            query = select(n.node_id).where(condition).order_by(n.node_id).with_for_update(skip_locked=True)
+            ids = list(connection.execute(query).scalars())
+            marked = []
+            for node_id in ids:
+                statement = (
+                    update(self._tables.nodes).where(n.node_id == node_id, condition).values(status=target.value)
+                )
+                if connection.execute(statement).rowcount:
+                    marked.append(node_id)
+            return marked
+
+        return self._transactions.run(work)
+
+    def nodes_with_orphans(self) -> list[str]:
+        """Nodes that are REMOVED, or whose row is gone, but on whom live partitions still wait."""
+
+        def work(connection: Connection) -> list[str]:
+            n, p = self._tables.nodes.c, self._tables.partitions.c
+            waiting = exists().where(p.assigned_node == n.node_id, p.status == PartitionStatus.PENDING.value)
+            held = exists().where(p.assigned_node == n.node_id, p.status == PartitionStatus.CLAIMED.value)
+            removed = select(n.node_id).where(n.status == NodeStatus.REMOVED.value, or_(waiting, held))
+            return list(connection.execute(removed.order_by(n.node_id)).scalars())
+
+        return self._transactions.run(work)
+
+    def unknown_owners(self) -> list[str]:
+        """Owners of live partitions that have no node row at all (somebody deleted it); reads all live rows."""
+
+        def work(connection: Connection) -> list[str]:
+            n, p = self._tables.nodes.c, self._tables.partitions.c
+            query = (
+                select(p.assigned_node)
+                .distinct()
+                .where(
+                    p.status.in_(_LIVE),
+                    p.assigned_node.is_not(None),
+                    ~exists().where(n.node_id == p.assigned_node),
+                )
+            )
+            return [owner for owner in connection.execute(query).scalars() if owner is not None]
+
+        return self._transactions.run(work)
+
+    def executions_on(self, node_id: str) -> list[int]:
+        """Executions of which live partitions are assigned to the node."""
+
+        def work(connection: Connection) -> list[int]:
+            p = self._tables.partitions.c
+            query = (
+                select(p.job_execution_id).distinct().where(p.assigned_node == node_id, p.status.in_(_LIVE))
+            ).order_by(p.job_execution_id)
+            return list(connection.execute(query).scalars())
+
+        return self._transactions.run(work)
+
+    def rehome(self, node_id: str, job_execution_id: int, *, place: PlaceAgain, why: str) -> Rehomed:
+        """Give a lost node's partitions of one execution to others, or fail what may not move.
+
+        What was running counts a loss; at the execution's limit a partition is poison and fails. Nothing happens
+        where the node turns out to be alive. The lock order is execution, node, then partitions by id.
+        """
+
+        def work(connection: Connection) -> Rehomed:
+            e, n, p = self._tables.executions.c, self._tables.nodes.c, self._tables.partitions.c
+            execution = connection.execute(
+                select(e.settings, e.node_group, e.step_name, e.stop_requested)
+                .where(e.job_execution_id == job_execution_id)
+                .with_for_update(read=True)
+            ).first()
+            nothing = Rehomed(job_execution_id, 0, 0, 0)
+            status = connection.execute(select(n.status).where(n.node_id == node_id)).scalar()
+            if execution is None or status not in (None, NodeStatus.REMOVED.value):
+                return nothing
+            of_it = and_(p.job_execution_id == job_execution_id, p.assigned_node == node_id)
+            rows = connection.execute(
+                select(
+                    p.step_execution_id,
+                    p.partition_key,
+                    p.status,
+                    p.is_transferable,
+                    p.node_losses,
+                    p.weight,
+                )
+                .where(of_it, p.status.in_(_LIVE))
+                .order_by(p.step_execution_id)
+                .with_for_update(skip_locked=True)
+            ).all()
+            settings = JobSettings.from_json(execution.settings)
+            poison: list[int] = []
+            fixed: list[int] = []
+            unstarted: list[int] = []
+            movable: dict[str, tuple[int, float, bool]] = {}
+            for row in rows:
+                running = row.status == PartitionStatus.CLAIMED.value
+                if not row.is_transferable:
+                    fixed.append(row.step_execution_id) if running else unstarted.append(row.step_execution_id)
+                elif running and row.node_losses + 1 >= settings.max_node_losses:
+                    poison.append(row.step_execution_id)
+                else:
+                    movable[row.partition_key] = (row.step_execution_id, row.weight, running)
+            self._abandon(
+                connection, fixed, f"{why} while this partition ran on it; not transferable, so not run again"
+            )
+            self._abandon(
+                connection,
+                unstarted,
+                f"{why} before this partition ran; not transferable, so nobody else may run it",
+                running=False,
+            )
+            self._abandon(
+                connection,
+                poison,
+                f"{why} while this partition ran on it, which makes {settings.max_node_losses} lost nodes: it seems to "
+                "kill its workers (memory, a crash in native code); see max_node_losses",
+            )
+            if execution.stop_requested:
+                self._stop(connection, [step_id for step_id, _, _ in movable.values()], why)
+                return Rehomed(job_execution_id, 0, len(fixed) + len(unstarted) + len(poison), len(movable))
+            partitions = [Partition(key, weight=weight) for key, (_, weight, _) in movable.items()]
+            placement = place(execution.node_group, execution.step_name, settings, partitions) if partitions else {}
+            self._reassign(connection, movable, placement, why)
+            if movable:
+                notify(connection, WORK_CHANNEL, execution.node_group)
+            return Rehomed(job_execution_id, len(movable), len(fixed) + len(unstarted) + len(poison), 0)
+
+        return self._transactions.run(work)
+
+    def _abandon(self, connection: Connection, ids: list[int], message: str, *, running: bool = True) -> None:
+        p = self._tables.partitions.c
+        for chunk in _chunks(ids):
+            chosen = p.step_execution_id.in_(chunk)
+            if running:
+                record(connection, self._tables, PartitionEvent.LOST, chosen, message=message)
+            values = {p.exit_message: message, p.node_losses: p.node_losses + int(running)}
+            move(connection, self._tables, Transitions.ABANDON, chosen, values=values)
+            record(connection, self._tables, PartitionEvent.FAILED, chosen, message=message)
+
+    def _stop(self, connection: Connection, ids: list[int], why: str) -> None:
+        """The execution is stopping: what would be re-placed ends STOPPED instead."""
+        p = self._tables.partitions.c
+        for chunk in _chunks(ids):
+            chosen = p.step_execution_id.in_(chunk)
+            values = {p.exit_message: f"{why}; the execution was asked to stop"}
+            for transition in (Transitions.STOP_PENDING, Transitions.STOP_CLAIMED):
+                move(connection, self._tables, transition, chosen, values=values)
+            record(connection, self._tables, PartitionEvent.STOPPED, chosen, message=why)
+
+    def _reassign(
+        self, connection: Connection, movable: dict[str, tuple[int, float, bool]], placement: Placement, why: str
+    ) -> None:
+        p = self._tables.partitions.c
+        ids_of: dict[tuple[str | None, bool], list[int]] = {}
+        for key, (step_id, _, running) in movable.items():
+            ids_of.setdefault((placement.get(key), running), []).append(step_id)
+        for (target, running), ids in ids_of.items():
+            for chunk in _chunks(ids):
+                chosen = p.step_execution_id.in_(chunk)
+                if running:
+                    record(connection, self._tables, PartitionEvent.LOST, chosen, message=why)
+                values = {
+                    p.assigned_node: target,
+                    p.node_losses: p.node_losses + int(running),
+                    p.available_at: db_now(),
+                    p.is_transferable: restored_transferability(self._tables),
+                }
+                move(connection, self._tables, Transitions.REASSIGN, chosen, values=values)
+                record(
+                    connection,
+                    self._tables,
+                    PartitionEvent.REASSIGNED,
+                    chosen,
+                    message=f"{why}; now {target or 'anybody'}'s",
+                )
+
+
+def _chunks(ids: list[int]) -> list[list[int]]:
+    return [ids[start : start + UPDATE_BATCH_ROWS] for start in range(0, len(ids), UPDATE_BATCH_ROWS)]

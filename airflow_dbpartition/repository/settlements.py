@@ -1,0 +1,170 @@
+"""Statements by which an owner settles what it claimed. Each is fenced by node *and* version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy.engine import Connection
+
+from airflow_dbpartition.dialects import db_later, db_now
+from airflow_dbpartition.domain import Claim, Counters, PartitionEvent, PartitionStatus, Transition, Transitions
+from airflow_dbpartition.errors import ClaimLostError
+from airflow_dbpartition.repository.moves import move, record, restored_transferability
+from airflow_dbpartition.repository.transactions import Transactions, notify
+from airflow_dbpartition.schema import WORK_CHANNEL, Tables
+from airflow_dbpartition.storable import JsonObject, storable_text
+
+
+class Settlements:
+    """Complete, fail, retry, release, stop and checkpoint. Zero rows moved is ClaimLostError: drop the work."""
+
+    def __init__(self, tables: Tables, transactions: Transactions) -> None:
+        self._tables = tables
+        self._transactions = transactions
+
+    def complete(self, claim: Claim, *, counters: Counters, result: object = None) -> None:
+        """CLAIMED → COMPLETED with the result and the final counters.
+
+        Raises:
+            ClaimLostError: the partition is not ours any more; nothing was written.
+        """
+        values = {"result": result, "exit_message": None, **counters.as_columns()}
+        self._settle(claim, Transitions.COMPLETE, values)
+
+    def fail(self, claim: Claim, *, message: str, lost: bool = False) -> None:
+        """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""
+        p = self._tables.partitions.c
+        values: dict[str, Any] = {"exit_message": storable_text(message), "rollback_count": p.rollback_count + 1}
+        if lost:
+            values["node_losses"] = p.node_losses + 1
+        self._settle(claim, Transitions.FAIL, values, PartitionEvent.FAILED, message)
+
+    def stop(self, claim: Claim, *, message: str = "stopped on request") -> None:
+        """CLAIMED → STOPPED, by the owner that was asked to stop."""
+        values = {"exit_message": storable_text(message)}
+        self._settle(claim, Transitions.STOP_CLAIMED, values, PartitionEvent.STOPPED, message)
+
+    def retry(self, claim: Claim, *, message: str, delay_s: float) -> None:
+        """CLAIMED → PENDING, to be tried again by this node (or, where transferable, any) after `delay_s`."""
+        p = self._tables.partitions.c
+        values = {
+            "available_at": db_later(delay_s),
+            "exit_message": storable_text(message),
+            "rollback_count": p.rollback_count + 1,
+        }
+        self._back_to_pending(claim, Transitions.RETRY, values, PartitionEvent.RETRIED, message)
+
+    def release(self, claim: Claim, *, message: str) -> None:
+        """CLAIMED → PENDING and anybody's, with the attempt given back.
+
+        Only for work that never started, or that may run twice; the caller knows which.
+        """
+        p = self._tables.partitions.c
+        values = {
+            "assigned_node": None,
+            "available_at": db_now(),
+            "attempt": p.attempt - 1,
+            "is_transferable": restored_transferability(self._tables),
+        }
+        self._back_to_pending(claim, Transitions.RELEASE, values, PartitionEvent.RELEASED, message)
+
+    def checkpoint(self, connection: Connection, claim: Claim, *, checkpoint: JsonObject, counters: Counters) -> None:
+        """Store progress inside the caller's transaction; the row lock it takes is the fence of that transaction.
+
+        Raises:
+            ClaimLostError: not ours any more; the caller must roll back.
+        """
+        values = {"checkpoint": checkpoint, **counters.as_columns()}
+        if (
+            move(connection, self._tables, Transitions.CHECKPOINT, self._fence(claim), values=self._by_column(values))
+            == 0
+        ):
+            raise lost_claim(claim)
+
+    def _fence(self, claim: Claim) -> ColumnElement[bool]:
+        p = self._tables.partitions.c
+        return and_(
+            p.step_execution_id == claim.step_execution_id,
+            p.assigned_node == claim.node_id,
+            p.version == claim.version,
+        )
+
+    def _by_column(self, values: Mapping[str, Any]) -> dict[Any, Any]:
+        return {self._tables.partitions.c[name]: value for name, value in values.items()}
+
+    def _settle(
+        self,
+        claim: Claim,
+        transition: Transition,
+        values: Mapping[str, Any],
+        event: PartitionEvent | None = None,
+        message: str | None = None,
+    ) -> None:
+        def work(connection: Connection) -> None:
+            moved = move(connection, self._tables, transition, self._fence(claim), values=self._by_column(values))
+            if moved == 0:
+                self._accept_or_lose(connection, claim, transition.target)
+            elif event is not None:
+                self._record(connection, claim, event, message)
+
+        self._transactions.run(work)
+
+    def _back_to_pending(
+        self, claim: Claim, transition: Transition, values: Mapping[str, Any], event: PartitionEvent, message: str
+    ) -> None:
+        def work(connection: Connection) -> None:
+            # Lock the execution first: a stop that is asked meanwhile must find this row, PENDING or CLAIMED.
+            e = self._tables.executions.c
+            query = select(e.stop_requested).where(e.job_execution_id == claim.job_execution_id)
+            stopping = connection.execute(query.with_for_update(read=True)).scalar()
+            if stopping:
+                changes = {"exit_message": storable_text(message)}
+                moved = move(
+                    connection,
+                    self._tables,
+                    Transitions.STOP_CLAIMED,
+                    self._fence(claim),
+                    values=self._by_column(changes),
+                )
+                if moved == 0:
+                    self._accept_or_lose(connection, claim, PartitionStatus.STOPPED)
+                else:
+                    self._record(connection, claim, PartitionEvent.STOPPED, message)
+                return
+            moved = move(connection, self._tables, transition, self._fence(claim), values=self._by_column(values))
+            if moved == 0:
+                self._accept_or_lose(connection, claim, PartitionStatus.PENDING)
+                return
+            self._record(connection, claim, event, message)
+            if event is PartitionEvent.RELEASED:
+                notify(connection, WORK_CHANNEL, "released")
+
+        self._transactions.run(work)
+
+    def _record(self, connection: Connection, claim: Claim, event: PartitionEvent, message: str | None) -> None:
+        mine = self._tables.partitions.c.step_execution_id == claim.step_execution_id
+        record(connection, self._tables, event, mine, message=message, node_id=claim.node_id)
+
+    def _accept_or_lose(self, connection: Connection, claim: Claim, target: PartitionStatus) -> None:
+        """Nothing moved: either our own settle of before, whose answer was lost, or the claim is gone.
+
+        A version belongs to one claim, and no one else writes under it; so a row at our version that already
+        stands where we want it was put there by us.
+        """
+        p = self._tables.partitions.c
+        row = connection.execute(
+            select(p.status, p.version, p.assigned_node).where(p.step_execution_id == claim.step_execution_id)
+        ).first()
+        ours = row is not None and row.version == claim.version and row.assigned_node in (claim.node_id, None)
+        if not (ours and row is not None and row.status == target.value):
+            raise lost_claim(claim)
+
+
+def lost_claim(claim: Claim) -> ClaimLostError:
+    """The error for work that has changed hands."""
+    return ClaimLostError(
+        f"partition {claim.partition_key!r} (step execution {claim.step_execution_id}, version {claim.version}) "
+        f"is no longer held by {claim.node_id}: its work is dropped"
+    )

@@ -1,0 +1,85 @@
+"""One transaction a unit of work, run again where that is safe, and errors turned into our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from airflow_dbpartition.dialects import explain, is_conflict, is_disconnect
+
+T = TypeVar("T")
+
+
+class _TryAgainError(Exception):
+    """The transaction was rolled back, or is safe to repeat."""
+
+
+class Transactions:
+    """Runs units of work. Deadlocks, serialisation failures and lock timeouts are retried with a bound.
+
+    A connection that broke before COMMIT was sent has changed nothing, so that unit of work is run again as well.
+    One that broke *during* COMMIT may have changed everything: it is run again only where the work says that
+    running it twice does what running it once does (`repeatable`).
+    """
+
+    def __init__(self, engine: Engine, *, tries: int = 6) -> None:
+        self.engine = engine
+        self._tries = tries
+
+    def run(self, work: Callable[[Connection], T], *, repeatable: bool = True, conflicts: bool = False) -> T:
+        """Run `work` in one transaction and commit it.
+
+        Args:
+            work: gets the connection; must not commit, and must bear being called again from its start.
+            repeatable: running the committed work once more does no harm.
+            conflicts: a unique constraint that was hit means another process was faster: look again.
+
+        Raises:
+            DatabaseError, SchemaError: when the database stays unwilling.
+        """
+
+        def once() -> T:
+            committing = False
+            connected = False
+            try:
+                with self.engine.connect() as connection:
+                    connected = True
+                    result = work(connection)
+                    committing = True
+                    connection.commit()
+                    return result
+            except IntegrityError as error:
+                if conflicts:
+                    raise _TryAgainError from error
+                raise
+            except SQLAlchemyError as error:
+                broken = connected and is_disconnect(error) and (repeatable or not committing)
+                if is_conflict(error) or broken:
+                    raise _TryAgainError from error
+                raise
+
+        retrying = Retrying(
+            stop=stop_after_attempt(self._tries),
+            wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            retry=retry_if_exception_type(_TryAgainError),
+            reraise=True,
+        )
+        try:
+            return retrying(once)
+        except _TryAgainError as error:
+            cause = error.__cause__
+            assert isinstance(cause, SQLAlchemyError)
+            raise explain(cause, self.engine) from cause
+        except SQLAlchemyError as error:
+            raise explain(error, self.engine) from error
+
+
+def notify(connection: Connection, channel: str, payload: str) -> None:
+    """Wake whoever listens once this transaction commits; only PostgreSQL can, elsewhere polling does it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_notify(:channel, :payload)"), {"channel": channel, "payload": payload})
