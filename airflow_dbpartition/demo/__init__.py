@@ -1,0 +1,1 @@
+"""The demonstration: an embedded PostgreSQL, a real Airflow started as processes, and real input."""
