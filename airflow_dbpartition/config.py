@@ -131,6 +131,8 @@ class WorkerConfig:
         drain: exit when no work is left.
         idle_timeout_s: with `drain`, how long to wait for work before leaving.
         prefetch: partitions claimed ahead of the free slots.
+        stop_grace_s: seconds that a partition whose execution is asked to stop may take to end by itself.
+        listen: be woken by PostgreSQL's NOTIFY; polling goes on beside it.
         health_port: port of /livez, /readyz and /metrics; None = not served.
         max_partitions_per_child: a child process is replaced after so many partitions; None = never.
     """
@@ -141,6 +143,8 @@ class WorkerConfig:
     node_prefix: str | None = None
     executor: str = "process"
     grace_s: float = 30.0
+    stop_grace_s: float = 10.0
+    listen: bool = True
     drain: bool = False
     idle_timeout_s: float = 0.0
     prefetch: int = 0
@@ -159,7 +163,7 @@ class WorkerConfig:
             raise ConfigurationError(f"expected node_group to have 1 to 100 characters, got {self.node_group!r}")
         if self.node_prefix is not None and not 0 < len(self.node_prefix) <= 150:
             raise ConfigurationError(f"expected node_prefix to have 1 to 150 characters, got {self.node_prefix!r}")
-        for name in ("grace_s", "idle_timeout_s"):
+        for name in ("grace_s", "idle_timeout_s", "stop_grace_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigurationError(f"expected {name} to be a number of at least 0, got {value!r}")

@@ -19,6 +19,7 @@ from sqlalchemy.types import Double, TypeDecorator, TypeEngine
 
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError, SchemaError
+from airflow_dbpartition.masking import mask_secrets
 from airflow_dbpartition.storable import dump_json
 
 SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
@@ -310,12 +311,3 @@ def explain(error: SQLAlchemyError, engine: Engine) -> DbPartitionError:
     if engine.url.password:
         words = words.replace(str(engine.url.password), "***")
     return DatabaseError(f"database {place}: {words}")
-
-
-_URL_PASSWORD = re.compile(r"(\w[\w+.-]*://[^:/@\s]*):[^@\s]*@")
-_KEYWORD_PASSWORD = re.compile(r"(?i)\b(password|passwd|pwd|secret|token)(\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
-
-
-def mask_secrets(text: str) -> str:
-    """Replace passwords in URLs and in key=value pairs by ***."""
-    return _KEYWORD_PASSWORD.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from airflow_dbpartition.errors import ConfigurationError
-from airflow_dbpartition.storable import JsonObject, check_json, dump_json
+from airflow_dbpartition.storable import JsonObject, NotStorableError, check_json, dump_json
 
 DEFAULT_NODE_GROUP = "default"
 
@@ -200,9 +200,15 @@ class JobIdentity:
 
     @property
     def job_key(self) -> str:
-        """A hash of the identifying parameters, independent of their order."""
-        checked = check_json(self.parameters, "job parameters")
-        canonical = dump_json(dict(sorted(checked.items())))
+        """A hash of the identifying parameters, independent of their order.
+
+        Raises:
+            ConfigurationError: the parameters are not JSON.
+        """
+        try:
+            canonical = dump_json(check_json(self.parameters, "job parameters"), sort_keys=True)
+        except NotStorableError as error:
+            raise ConfigurationError(str(error)) from None
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 

@@ -128,6 +128,7 @@ class Launcher:
             NoLiveNodesError: no node is live and `no_nodes="fail"`.
             InvalidPartitionError: the partitioner's result cannot be stored; nothing was written.
             LostPartitionsError, JobAbandonedError, JobExecutionRunningError: see `Intent`.
+            WaitTimeoutError: a retry after the deadline; it opens no new window.
         """
         latest = self._repository.reading.latest(job.identity.job_name, job.identity.job_key)
         if latest is None:
@@ -137,7 +138,7 @@ class Launcher:
         if latest.status.is_active:
             self._log(f"attached to job execution {latest.job_execution_id}, which is {latest.status}")
             status = self._repository.executions.attach(
-                latest.job_execution_id, owner_token=job.owner_token or "", manager=job.manager
+                latest.job_execution_id, owner_token=job.owner_token, manager=job.manager
             )
             return Launched(latest.job_execution_id, status, created=False)
         again = intent is Intent.RERUN or (
@@ -159,6 +160,7 @@ class Launcher:
             manager=job.manager,
             include_lost=intent is Intent.CLEARED,
             timeout_s=job.timeout_s,
+            keep_deadline=intent is Intent.RUN and job.timeout_s is not None,
         )
 
     def restart(
@@ -169,11 +171,13 @@ class Launcher:
         manager: JsonObject | None = None,
         include_lost: bool = False,
         timeout_s: float | None = None,
+        keep_deadline: bool = False,
     ) -> Launched:
         """Restart what failed or was stopped, on the nodes that are live now.
 
         Raises:
             JobExecutionNotFoundError, JobAlreadyCompleteError, JobAbandonedError, LostPartitionsError.
+            WaitTimeoutError: the deadline that is to be kept has passed.
         """
         execution = self._repository.reading.latest_of_instance(job_execution_id)
         nodes = self._repository.nodes.all(node_group=execution.node_group)
@@ -190,6 +194,7 @@ class Launcher:
             manager=manager,
             include_lost=include_lost,
             timeout_s=timeout_s,
+            keep_deadline=keep_deadline,
         )
         verb = "restarted as" if launched.created else "is already running as"
         self._log(f"job execution {execution.job_execution_id} {verb} {launched.job_execution_id}")

@@ -96,6 +96,16 @@ class Recovery:
                 self.after_failure(job_execution_id)
         return done
 
+    def hand_over(self, node_id: str) -> list[Rehomed]:
+        """A draining node gives away what it has not claimed, while it finishes what it runs."""
+        place = partial(self.place, self._repository.nodes.all())
+        return [
+            self._repository.losses.rehome(
+                node_id, job_execution_id, place=place, why=f"node {node_id} is draining", leaving=True
+            )
+            for job_execution_id in self._repository.losses.executions_on(node_id)
+        ]
+
     def leave(self, node_id: str) -> list[Rehomed]:
         """A node leaves by itself: what it still has is re-placed at once, without waiting for a sweep."""
         self._repository.losses.deregister(node_id)

@@ -22,16 +22,23 @@ class NotStorableError(ValueError):
         self.why = why
 
 
-def check_json(value: object, path: str = "value") -> Any:
+DEEPEST_NESTING = 100
+
+
+def check_json(value: object, path: str = "value", depth: int = 0) -> Any:
     """Return `value` as plain JSON types (tuples become lists), or say where it is not JSON.
 
     Args:
         value: anything a user handed over.
         path: how to name the value in errors, such as `context`.
+        depth: how deep inside the outermost value this one is.
 
     Raises:
-        NotStorableError: for other types, NaN and infinities, NUL and lone surrogates, non-string keys.
+        NotStorableError: for other types, NaN and infinities, NUL and lone surrogates, non-string keys, and
+            values that are nested deeper than DEEPEST_NESTING or contain themselves.
     """
+    if depth > DEEPEST_NESTING:
+        raise NotStorableError(path[:60] + "…", f"is nested deeper than {DEEPEST_NESTING} levels, or contains itself")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -47,10 +54,10 @@ def check_json(value: object, path: str = "value") -> Any:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise NotStorableError(path, f"expected string keys, got {key!r} ({type(key).__name__})")
-            checked[_check_text(key, f"{path} key {key!r}")] = check_json(item, f"{path}[{key!r}]")
+            checked[_check_text(key, f"{path} key {key!r}")] = check_json(item, f"{path}[{key!r}]", depth + 1)
         return checked
     if isinstance(value, (list, tuple)):
-        return [check_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [check_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
     raise NotStorableError(path, f"{type(value).__name__} is not JSON (use str, int, float, bool, None, list or dict)")
 
 
@@ -64,9 +71,9 @@ def _check_text(text: str, path: str) -> str:
     return str(text)
 
 
-def dump_json(value: object) -> str:
+def dump_json(value: object, *, sort_keys: bool = False) -> str:
     """Strict JSON text, compact, non-ASCII kept."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
 
 
 def storable_text(text: object, limit: int = MESSAGE_LIMIT_CHARS) -> str:

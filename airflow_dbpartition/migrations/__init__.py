@@ -143,6 +143,9 @@ def differences(engine: Engine, schema: str | None = None) -> list[str]:
     def ours(_object: Any, name: str | None, kind: str, _reflected: bool, _other: Any) -> bool:
         return name in names if kind == "table" else kind == "column"
 
+    def in_schema(name: str | None, kind: str, _parents: Any) -> bool:
+        return kind != "schema" or name == schema
+
     try:
         with engine.connect() as connection:
             context = MigrationContext.configure(
@@ -150,6 +153,7 @@ def differences(engine: Engine, schema: str | None = None) -> list[str]:
                 opts={
                     **_context_options(schema),
                     "include_object": ours,
+                    "include_name": in_schema,
                     "include_schemas": schema is not None,
                     "target_metadata": tables.metadata,
                 },

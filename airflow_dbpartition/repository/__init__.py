@@ -25,13 +25,14 @@ class JobRepository:
     Args:
         engine: from `make_engine`, so that isolation and timeouts are set.
         schema: the database schema of the tables; None = the connection's own.
+        deadline_s: seconds after which a transaction's connection is cut, even if the server never answers.
     """
 
-    def __init__(self, engine: Engine, schema: str | None = None) -> None:
+    def __init__(self, engine: Engine, schema: str | None = None, *, deadline_s: float = 600.0) -> None:
         self.engine = engine
         self.schema = schema
         self.tables = build_tables(schema)
-        self.transactions = Transactions(engine)
+        self.transactions = Transactions(engine, deadline_s=deadline_s)
         self.nodes = Nodes(self.tables, self.transactions)
         self.executions = Executions(self.tables, self.transactions)
         self.claims = Claims(self.tables, self.transactions)
@@ -41,9 +42,9 @@ class JobRepository:
         self.retention = Retention(self.tables, self.transactions)
 
     @classmethod
-    def connect(cls, config: DatabaseConfig) -> JobRepository:
+    def connect(cls, config: DatabaseConfig, *, deadline_s: float = 600.0) -> JobRepository:
         """A repository on an engine of its own; nothing is sent yet."""
-        return cls(make_engine(config), config.schema)
+        return cls(make_engine(config), config.schema, deadline_s=deadline_s)
 
     def close(self) -> None:
         """Close every pooled connection."""

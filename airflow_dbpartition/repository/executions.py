@@ -31,6 +31,7 @@ from airflow_dbpartition.errors import (
     JobExecutionRunningError,
     LostPartitionsError,
     OwnershipLostError,
+    WaitTimeoutError,
 )
 from airflow_dbpartition.repository.moves import move, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
@@ -116,8 +117,13 @@ class Executions:
 
         return self._transactions.run(work, conflicts=True)
 
-    def attach(self, job_execution_id: int, *, owner_token: str, manager: JsonObject | None = None) -> ExecutionStatus:
-        """Take ownership of an execution (if it is active); stop requests of earlier owners are ignored from now on."""
+    def attach(
+        self, job_execution_id: int, *, owner_token: str | None, manager: JsonObject | None = None
+    ) -> ExecutionStatus:
+        """Take ownership of an execution (if it is active); stop requests of earlier owners are ignored from now on.
+
+        Without a token nothing is taken: a person who attaches must not deafen the execution to its owner.
+        """
 
         def work(connection: Connection) -> ExecutionStatus:
             row = self._locked(connection, job_execution_id)
@@ -134,6 +140,7 @@ class Executions:
         manager: JsonObject | None = None,
         include_lost: bool = False,
         timeout_s: float | None = None,
+        keep_deadline: bool = False,
     ) -> Launched:
         """Run again what did not complete, from its checkpoint, with the stored plan: never re-partitioned.
 
@@ -142,6 +149,7 @@ class Executions:
             place: gives a node to each partition (by key), or None for anybody.
             include_lost: also what may have run and was lost while not transferable: a person's decision.
             timeout_s: seconds until the new execution's deadline.
+            keep_deadline: take over the old execution's deadline, if it has one, instead of beginning a new window.
 
         Returns:
             The new execution, or the active one where somebody was faster.
@@ -149,6 +157,7 @@ class Executions:
         Raises:
             JobAlreadyCompleteError, JobAbandonedError: nothing is to be restarted.
             LostPartitionsError: `include_lost` is needed.
+            WaitTimeoutError: the deadline that is to be kept has passed.
         """
 
         def work(connection: Connection) -> Launched:
@@ -163,7 +172,11 @@ class Executions:
                 raise JobAbandonedError(f"job execution {old.job_execution_id} was abandoned: it is never restarted")
             if not include_lost:
                 self._refuse_lost(connection, old.job_execution_id)
-            return self._copy_unfinished(connection, old, place, owner_token, manager, timeout_s)
+            deadline: Any = None if timeout_s is None else db_later(timeout_s)
+            if keep_deadline and old.deadline is not None:
+                self._refuse_late(connection, old.job_execution_id)
+                deadline = old.deadline
+            return self._copy_unfinished(connection, old, place, owner_token, manager, deadline)
 
         return self._transactions.run(work, conflicts=True)
 
@@ -413,7 +426,7 @@ class Executions:
         place: Place,
         owner_token: str | None,
         manager: JsonObject | None,
-        timeout_s: float | None,
+        deadline: Any,
     ) -> Launched:
         p = self._tables.partitions.c
         unfinished = (p.job_execution_id == old.job_execution_id) & (p.status != PartitionStatus.COMPLETED.value)
@@ -428,7 +441,7 @@ class Executions:
             manager=manager or old.manager,
             partition_count=len(rows),
             owner_token=owner_token,
-            deadline=None if timeout_s is None else db_later(timeout_s),
+            deadline=deadline,
             create_time=db_now(),
             start_time=None,
             end_time=None,
@@ -481,6 +494,15 @@ class Executions:
                     )
                     .values(assigned_node=node_id)
                 )
+
+    def _refuse_late(self, connection: Connection, job_execution_id: int) -> None:
+        e = self._tables.executions.c
+        late = select(e.deadline < db_now()).where(e.job_execution_id == job_execution_id)
+        if connection.execute(late).scalar():
+            raise WaitTimeoutError(
+                f"the deadline of job execution {job_execution_id} has passed, and a retry opens no new one: "
+                "clear the task in Airflow to run what is left"
+            )
 
     def _refuse_lost(self, connection: Connection, job_execution_id: int) -> None:
         p = self._tables.partitions.c
@@ -537,13 +559,8 @@ class Executions:
     def _verdict(self, connection: Connection, row: Row[Any]) -> tuple[ExecutionStatus, str | None]:
         """FAILED if anything failed, else STOPPED if anything was stopped, else COMPLETED; and why."""
         p = self._tables.partitions.c
-        counts: dict[str, int] = dict(
-            connection.execute(
-                select(p.status, func.count()).where(p.job_execution_id == row.job_execution_id).group_by(p.status)
-            )
-            .tuples()
-            .all()
-        )
+        query = select(p.status, func.count()).where(p.job_execution_id == row.job_execution_id).group_by(p.status)
+        counts: dict[str, int] = {status: number for status, number in connection.execute(query)}
         failed = counts.get(PartitionStatus.FAILED.value, 0)
         stopped = counts.get(PartitionStatus.STOPPED.value, 0)
         if failed:

@@ -121,8 +121,12 @@ class Losses:
 
         return self._transactions.run(work)
 
-    def rehome(self, node_id: str, job_execution_id: int, *, place: PlaceAgain, why: str) -> Rehomed:
+    def rehome(
+        self, node_id: str, job_execution_id: int, *, place: PlaceAgain, why: str, leaving: bool = False
+    ) -> Rehomed:
         """Give a lost node's partitions of one execution to others, or fail what may not move.
+
+        With `leaving` the node itself calls while it drains: only what is PENDING and may move is given away.
 
         What was running counts a loss; at the execution's limit a partition is poison and fails. Nothing happens
         where the node turns out to be alive. The lock order is execution, node, then partitions by id.
@@ -137,9 +141,11 @@ class Losses:
             ).first()
             nothing = Rehomed(job_execution_id, 0, 0, 0)
             status = connection.execute(select(n.status).where(n.node_id == node_id)).scalar()
-            if execution is None or status not in (None, NodeStatus.REMOVED.value):
+            if execution is None or not (leaving or status in (None, NodeStatus.REMOVED.value)):
                 return nothing
             of_it = and_(p.job_execution_id == job_execution_id, p.assigned_node == node_id)
+            if leaving:
+                of_it = and_(of_it, p.status == PartitionStatus.PENDING.value, p.is_transferable == 1)
             rows = connection.execute(
                 select(
                     p.step_execution_id,

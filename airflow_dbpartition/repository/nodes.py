@@ -22,6 +22,7 @@ class HeartbeatReply:
         held: version by step_execution_id of every row that says CLAIMED by this node.
         stopping: the step_execution_ids among them whose execution is asked to stop.
         rank, fleet_size: this node's place among the nodes that are not removed; used to take turns at sweeping.
+        db_epoch_s: the database's clock, seconds since 1970; what the turns are counted by.
     """
 
     status: NodeStatus | None
@@ -29,6 +30,7 @@ class HeartbeatReply:
     stopping: frozenset[int]
     rank: int = 0
     fleet_size: int = 1
+    db_epoch_s: float = 0.0
 
 
 class Nodes:
@@ -96,6 +98,7 @@ class Nodes:
                     func.count(),
                     func.coalesce(func.sum(case((n.node_id < node_id, 1), else_=0)), 0),
                     func.max(case((n.node_id == node_id, n.status))),
+                    db_now().label("now"),
                 ).where(n.status != NodeStatus.REMOVED.value)
             ).one()
             rows = connection.execute(
@@ -109,6 +112,7 @@ class Nodes:
                 stopping=frozenset(row.step_execution_id for row in rows if row.stop_requested),
                 rank=int(fleet[1]),
                 fleet_size=int(fleet[0]),
+                db_epoch_s=fleet.now.timestamp(),
             )
 
         return self._transactions.run(work)

@@ -134,6 +134,19 @@ class Reading:
             raise JobExecutionNotFoundError(f"there is no job execution {job_execution_id}")
         return found[0]
 
+    def age_s(self, job_execution_id: int) -> float:
+        """Seconds since an execution was written, by the database's clock.
+
+        Raises:
+            JobExecutionNotFoundError: there is none of that id.
+        """
+        e = self._tables.executions.c
+        query = select(age_s(e.create_time)).where(e.job_execution_id == job_execution_id)
+        found = self._transactions.run(lambda connection: connection.execute(query).scalar())
+        if found is None:
+            raise JobExecutionNotFoundError(f"there is no job execution {job_execution_id}")
+        return float(found)
+
     def recent(self, *, limit: int = 20, job_name: str | None = None, active: bool = False) -> list[JobExecution]:
         """Executions, newest first."""
 

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
-from airflow_dbpartition.domain import Claim, Counters, PartitionEvent, PartitionStatus, Transition, Transitions
+from airflow_dbpartition.domain import Counters, PartitionEvent, PartitionStatus, Transition, Transitions
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.repository.moves import move, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import WORK_CHANNEL, Tables
 from airflow_dbpartition.storable import JsonObject, storable_text
+
+
+class Held(Protocol):
+    """What fences a settle; a `Claim` has it."""
+
+    @property
+    def step_execution_id(self) -> int: ...
+    @property
+    def job_execution_id(self) -> int: ...
+    @property
+    def node_id(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def partition_key(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class _Held:
+    step_execution_id: int
+    job_execution_id: int
+    node_id: str
+    version: int
+    partition_key: str
 
 
 class Settlements:
@@ -24,7 +49,7 @@ class Settlements:
         self._tables = tables
         self._transactions = transactions
 
-    def complete(self, claim: Claim, *, counters: Counters, result: object = None) -> None:
+    def complete(self, claim: Held, *, counters: Counters, result: object = None) -> None:
         """CLAIMED → COMPLETED with the result and the final counters.
 
         Raises:
@@ -33,7 +58,7 @@ class Settlements:
         values = {"result": result, "exit_message": None, **counters.as_columns()}
         self._settle(claim, Transitions.COMPLETE, values)
 
-    def fail(self, claim: Claim, *, message: str, lost: bool = False) -> None:
+    def fail(self, claim: Held, *, message: str, lost: bool = False) -> None:
         """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""
         p = self._tables.partitions.c
         values: dict[str, Any] = {"exit_message": storable_text(message), "rollback_count": p.rollback_count + 1}
@@ -41,12 +66,12 @@ class Settlements:
             values["node_losses"] = p.node_losses + 1
         self._settle(claim, Transitions.FAIL, values, PartitionEvent.FAILED, message)
 
-    def stop(self, claim: Claim, *, message: str = "stopped on request") -> None:
+    def stop(self, claim: Held, *, message: str = "stopped on request") -> None:
         """CLAIMED → STOPPED, by the owner that was asked to stop."""
         values = {"exit_message": storable_text(message)}
         self._settle(claim, Transitions.STOP_CLAIMED, values, PartitionEvent.STOPPED, message)
 
-    def retry(self, claim: Claim, *, message: str, delay_s: float) -> None:
+    def retry(self, claim: Held, *, message: str, delay_s: float) -> None:
         """CLAIMED → PENDING, to be tried again by this node (or, where transferable, any) after `delay_s`."""
         p = self._tables.partitions.c
         values = {
@@ -56,7 +81,7 @@ class Settlements:
         }
         self._back_to_pending(claim, Transitions.RETRY, values, PartitionEvent.RETRIED, message)
 
-    def release(self, claim: Claim, *, message: str) -> None:
+    def release(self, claim: Held, *, message: str) -> None:
         """CLAIMED → PENDING and anybody's, with the attempt given back.
 
         Only for work that never started, or that may run twice; the caller knows which.
@@ -70,7 +95,26 @@ class Settlements:
         }
         self._back_to_pending(claim, Transitions.RELEASE, values, PartitionEvent.RELEASED, message)
 
-    def checkpoint(self, connection: Connection, claim: Claim, *, checkpoint: JsonObject, counters: Counters) -> None:
+    def release_unheld(self, *, node_id: str, step_execution_id: int, version: int) -> None:
+        """Give back a row that says CLAIMED by us but that we do not hold: a claim whose answer was lost.
+
+        The caller must have made sure that no one in this process will run it.
+
+        Raises:
+            ClaimLostError: it is not ours any more.
+        """
+        row = self._transactions.run(
+            lambda connection: connection.execute(
+                select(self._tables.partitions.c.job_execution_id, self._tables.partitions.c.partition_key).where(
+                    self._tables.partitions.c.step_execution_id == step_execution_id
+                )
+            ).first()
+        )
+        if row is not None:
+            held = _Held(step_execution_id, row.job_execution_id, node_id, version, row.partition_key)
+            self.release(held, message=f"claimed by {node_id}, but the answer was lost; it never started")
+
+    def checkpoint(self, connection: Connection, claim: Held, *, checkpoint: JsonObject, counters: Counters) -> None:
         """Store progress inside the caller's transaction; the row lock it takes is the fence of that transaction.
 
         Raises:
@@ -83,7 +127,7 @@ class Settlements:
         ):
             raise lost_claim(claim)
 
-    def _fence(self, claim: Claim) -> ColumnElement[bool]:
+    def _fence(self, claim: Held) -> ColumnElement[bool]:
         p = self._tables.partitions.c
         return and_(
             p.step_execution_id == claim.step_execution_id,
@@ -96,7 +140,7 @@ class Settlements:
 
     def _settle(
         self,
-        claim: Claim,
+        claim: Held,
         transition: Transition,
         values: Mapping[str, Any],
         event: PartitionEvent | None = None,
@@ -112,7 +156,7 @@ class Settlements:
         self._transactions.run(work)
 
     def _back_to_pending(
-        self, claim: Claim, transition: Transition, values: Mapping[str, Any], event: PartitionEvent, message: str
+        self, claim: Held, transition: Transition, values: Mapping[str, Any], event: PartitionEvent, message: str
     ) -> None:
         def work(connection: Connection) -> None:
             # Lock the execution first: a stop that is asked meanwhile must find this row, PENDING or CLAIMED.
@@ -143,11 +187,11 @@ class Settlements:
 
         self._transactions.run(work)
 
-    def _record(self, connection: Connection, claim: Claim, event: PartitionEvent, message: str | None) -> None:
+    def _record(self, connection: Connection, claim: Held, event: PartitionEvent, message: str | None) -> None:
         mine = self._tables.partitions.c.step_execution_id == claim.step_execution_id
         record(connection, self._tables, event, mine, message=message, node_id=claim.node_id)
 
-    def _accept_or_lose(self, connection: Connection, claim: Claim, target: PartitionStatus) -> None:
+    def _accept_or_lose(self, connection: Connection, claim: Held, target: PartitionStatus) -> None:
         """Nothing moved: either our own settle of before, whose answer was lost, or the claim is gone.
 
         A version belongs to one claim, and no one else writes under it; so a row at our version that already
@@ -162,7 +206,7 @@ class Settlements:
             raise lost_claim(claim)
 
 
-def lost_claim(claim: Claim) -> ClaimLostError:
+def lost_claim(claim: Held) -> ClaimLostError:
     """The error for work that has changed hands."""
     return ClaimLostError(
         f"partition {claim.partition_key!r} (step execution {claim.step_execution_id}, version {claim.version}) "

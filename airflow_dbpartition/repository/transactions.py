@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from airflow_dbpartition.dialects import explain, is_conflict, is_disconnect
+from airflow_dbpartition.repository.watchdog import WATCHDOG
 
 T = TypeVar("T")
 
@@ -25,11 +26,17 @@ class Transactions:
     A connection that broke before COMMIT was sent has changed nothing, so that unit of work is run again as well.
     One that broke *during* COMMIT may have changed everything: it is run again only where the work says that
     running it twice does what running it once does (`repeatable`).
+
+    Args:
+        engine: where.
+        tries: how often in all.
+        deadline_s: seconds after which one try's connection is cut, whatever the server does or does not do.
     """
 
-    def __init__(self, engine: Engine, *, tries: int = 6) -> None:
+    def __init__(self, engine: Engine, *, tries: int = 6, deadline_s: float = 60.0) -> None:
         self.engine = engine
         self._tries = tries
+        self._deadline_s = deadline_s
 
     def run(self, work: Callable[[Connection], T], *, repeatable: bool = True, conflicts: bool = False) -> T:
         """Run `work` in one transaction and commit it.
@@ -49,9 +56,10 @@ class Transactions:
             try:
                 with self.engine.connect() as connection:
                     connected = True
-                    result = work(connection)
-                    committing = True
-                    connection.commit()
+                    with WATCHDOG.watch(connection.connection.driver_connection, self._deadline_s):
+                        result = work(connection)
+                        committing = True
+                        connection.commit()
                     return result
             except IntegrityError as error:
                 if conflicts:

@@ -1,0 +1,5 @@
+"""`python -m airflow_dbpartition.cli`."""
+
+from airflow_dbpartition.cli import main
+
+main()

@@ -1,0 +1,193 @@
+"""`dbpartition submit | stop | restart | abandon | drain | purge`: act without Airflow."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from airflow_dbpartition.cli.looking import ExecutionId
+from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, open_repository, seconds, usage_errors
+from airflow_dbpartition.cli.output import print_json
+from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings, Partition, TransferPolicy
+from airflow_dbpartition.errors import InvalidPartitionError
+from airflow_dbpartition.launching import Job, Launcher
+
+_TRANSFERABLE = {"true": True, "false": False, "until_started": "until_started"}
+
+
+def add_to(app: typer.Typer) -> None:
+    for command in (submit, stop, restart, abandon, drain, purge):
+        app.command()(command)
+
+
+def read_partitions(text: str) -> list[Partition | Mapping[str, Any]]:
+    """A JSON list, a JSON object of key to context, or one JSON object a line.
+
+    An object of just `key` and `context` (and `weight`, `transferable`) is a partition; any other is a context.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        data = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                try:
+                    data.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise InvalidPartitionError(f"--partitions line {number} is not JSON: {error}") from None
+    if isinstance(data, dict):
+        data = [{"key": key, "context": context} for key, context in data.items()]
+    if not isinstance(data, list):
+        raise InvalidPartitionError(f"expected --partitions to hold a list or an object, got {type(data).__name__}")
+    return [_partition(item, index) for index, item in enumerate(data)]
+
+
+def _partition(item: Any, index: int) -> Partition | Mapping[str, Any]:
+    if not isinstance(item, dict):
+        raise InvalidPartitionError(f"expected partition {index} of --partitions to be an object, got {item!r}")
+    if {"key", "context"} <= item.keys() <= {"key", "context", "weight", "transferable"}:
+        return Partition(**item)
+    return item
+
+
+def submit(
+    step: Annotated[str, typer.Argument(metavar="STEP", help="The step's registered name.")],
+    partitions: Annotated[
+        str, typer.Option("--partitions", help="File of JSON (list, object of key: context, or lines); - = stdin.")
+    ],
+    database_url: DatabaseUrl = "",
+    schema: Schema = "",
+    job_name: Annotated[str, typer.Option(help="The job's name; empty = the step's.")] = "",
+    parameters: Annotated[
+        str, typer.Option(help="JSON object of identifying parameters; empty = a job of its own each time.")
+    ] = "",
+    node_group: Annotated[str, typer.Option(envvar="DBPARTITION_NODE_GROUP")] = DEFAULT_NODE_GROUP,
+    transferable: Annotated[str, typer.Option(help="true, false or until_started.")] = "until_started",
+    retries: Annotated[int, typer.Option(min=0, help="Further attempts at a partition after an error.")] = 0,
+    priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write a job for the workers; prints its job execution id. The same parameters attach to the same job."""
+    text = sys.stdin.read() if partitions == "-" else _read_file(partitions)
+    if transferable not in _TRANSFERABLE:
+        raise click.UsageError(f"expected --transferable to be true, false or until_started, got {transferable!r}")
+    identifying = _json_object(parameters, "--parameters") if parameters else {"submitted": secrets.token_hex(8)}
+    items = read_partitions(text)
+    with usage_errors():
+        job = Job(
+            identity=JobIdentity(job_name or step, identifying),
+            step_name=step,
+            partitioner=lambda _grid_size: items,
+            node_group=node_group,
+            priority=priority,
+            settings=JobSettings(
+                transferable=TransferPolicy.parse(_TRANSFERABLE[transferable]).value, partition_retries=retries
+            ),
+            manager={"launched_by": "dbpartition submit"},
+            owner_token=secrets.token_hex(16),
+        )
+    with open_repository(database_url, schema) as repository:
+        launched = Launcher(repository, log=lambda line: click.echo(line, err=True)).launch(job)
+    if as_json:
+        print_json(
+            {
+                "job_execution_id": launched.job_execution_id,
+                "status": launched.status.value,
+                "created": launched.created,
+            }
+        )
+    else:
+        click.echo(launched.job_execution_id)
+
+
+def _read_file(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read --partitions {name}: {error}") from None
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"expected {option} to be a JSON object, got {text!r}: {error}") from None
+    if not isinstance(value, dict):
+        raise click.UsageError(f"expected {option} to be a JSON object, got {text!r}")
+    return value
+
+
+def stop(job_execution_id: ExecutionId, database_url: DatabaseUrl = "", schema: Schema = "") -> None:
+    """Stop a job execution: waiting partitions at once, running ones when they end or after their grace."""
+    with open_repository(database_url, schema) as repository:
+        status = repository.executions.stop(job_execution_id, reason="stopped by `dbpartition stop`")
+    click.echo(f"job execution {job_execution_id} is {status}")
+
+
+def restart(
+    job_execution_id: ExecutionId,
+    database_url: DatabaseUrl = "",
+    schema: Schema = "",
+    include_lost: Annotated[
+        bool, typer.Option("--include-lost", help="Also what may have run and was lost while not transferable.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run again what did not complete; prints the new job execution's id."""
+    with open_repository(database_url, schema) as repository:
+        launched = Launcher(repository, log=lambda line: click.echo(line, err=True)).restart(
+            job_execution_id, include_lost=include_lost
+        )
+    if as_json:
+        print_json({"job_execution_id": launched.job_execution_id, "created": launched.created})
+    else:
+        click.echo(launched.job_execution_id)
+
+
+def abandon(job_execution_id: ExecutionId, database_url: DatabaseUrl = "", schema: Schema = "") -> None:
+    """Say that a failed or stopped job execution is never to be restarted."""
+    with open_repository(database_url, schema) as repository:
+        repository.executions.abandon(job_execution_id)
+    click.echo(f"job execution {job_execution_id} is ABANDONED")
+
+
+def drain(
+    node_id: Annotated[str, typer.Argument(metavar="NODE", help="The node's id.")],
+    database_url: DatabaseUrl = "",
+    schema: Schema = "",
+) -> int:
+    """Ask a node to take no more work, finish what it runs, and leave."""
+    with open_repository(database_url, schema) as repository:
+        found = repository.nodes.drain(node_id)
+        known = [node.node_id for node in repository.nodes.all()]
+    if not found:
+        click.echo(f"error: there is no live node {node_id!r} (live: {', '.join(known) or 'none'})", err=True)
+        return 1
+    click.echo(f"node {node_id} is asked to drain")
+    return 0
+
+
+def purge(
+    older_than: Annotated[str, typer.Option("--older-than", help="Age since the end, such as 30d or 12h.")],
+    database_url: DatabaseUrl = "",
+    schema: Schema = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete finished jobs and removed nodes; never an active instance."""
+    age_s = seconds(older_than, "--older-than")
+    with open_repository(database_url, schema) as repository:
+        purged = repository.retention.purge(older_than_s=age_s)
+    if as_json:
+        print_json(vars(purged))
+    else:
+        click.echo(
+            f"deleted {purged.instances} job instances, {purged.executions} executions, "
+            f"{purged.partitions} partitions, {purged.nodes} removed nodes"
+        )

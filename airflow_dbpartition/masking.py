@@ -1,0 +1,14 @@
+"""Hiding passwords in texts that people will see."""
+
+from __future__ import annotations
+
+import re
+
+# Up to the last @: a password may hold one, and a slash.
+_URL_PASSWORD = re.compile(r"(\w[\w+.-]*://[^:/@\s]*):\S*@")
+_KEYWORD_PASSWORD = re.compile(r"(?i)\b(password|passwd|pwd|secret|token)(\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
+
+
+def mask_secrets(text: str) -> str:
+    """Replace passwords in URLs and in key=value pairs by ***."""
+    return _KEYWORD_PASSWORD.sub(r"\1\2***", _URL_PASSWORD.sub(r"\1:***@", text))

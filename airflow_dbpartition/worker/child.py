@@ -1,0 +1,124 @@
+"""The child process that runs user code: started by the supervisor with a socket and a lifeline, reused until told.
+
+It does not outlive its supervisor: the kernel kills it when that dies (Linux), the closed socket ends it elsewhere, and
+the lifeline ends it when the supervisor is frozen, or has not been heard by the database for too long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+
+from airflow_dbpartition.config import DatabaseConfig
+from airflow_dbpartition.errors import DbPartitionError
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.storable import JsonObject
+from airflow_dbpartition.worker import messages
+from airflow_dbpartition.worker.lifeline import Lifeline
+from airflow_dbpartition.worker.logs import configure_logging
+from airflow_dbpartition.worker.messages import Channel, claim_from_json
+from airflow_dbpartition.worker.runner import run_claim
+from airflow_dbpartition.worker.steps import load_steps
+
+ORPHANED = 71  # exit code: the supervisor is gone
+FENCED = 75  # exit code: the lifeline ran out
+_LIFELINE_CHECK_S = 0.25
+_IDLE_CONNECTION_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """The child's two threads: the main one runs steps, the other one listens."""
+
+    def __init__(self, channel: Channel, lifeline: Lifeline) -> None:
+        self._channel = channel
+        self._lifeline = lifeline
+        self._claims: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
+        self._stopping: set[tuple[int, int]] = set()
+        self._busy = False
+        self._started = threading.Event()
+        self._start: JsonObject = {}
+
+    def main(self) -> None:
+        """Serve until the supervisor is gone; never returns normally."""
+        threading.Thread(target=self._listen, name="dbpartition-listen", daemon=True).start()
+        self._started.wait()
+        configure_logging(**self._start["logging"])
+        try:
+            steps = load_steps(self._start["imports"])
+        except DbPartitionError as error:
+            self._say(messages.UNUSABLE, message=str(error), cause=repr(error.__cause__))
+            os._exit(1)
+        repository = JobRepository.connect(DatabaseConfig(**self._start["database"]))
+        self._say(messages.READY, steps=list(steps))
+        while True:
+            try:
+                received = self._claims.get(timeout=_IDLE_CONNECTION_S)
+            except queue.Empty:
+                repository.engine.dispose()  # an idle child holds no connection
+                received = self._claims.get()
+            claim = claim_from_json(received)
+            key = (claim.step_execution_id, claim.version)
+            self._busy = True
+            outcome = run_claim(claim, repository, partial(self._stopping.__contains__, key))
+            self._busy = False
+            self._flush()
+            self._stopping.discard(key)
+            self._say(messages.DONE, step_execution_id=key[0], version=key[1], outcome=outcome.to_json())
+
+    def _listen(self) -> None:
+        while True:
+            timeout = _LIFELINE_CHECK_S if self._busy or not self._claims.empty() else 1.0
+            readable, _, _ = select.select([self._channel], [], [], timeout)
+            if self._busy and self._lifeline.remaining_s < 0:
+                os._exit(FENCED)
+            if not readable:
+                continue
+            received = self._channel.receive()
+            if received is None:
+                os._exit(ORPHANED)
+            for message in received:
+                if message["kind"] == messages.START:
+                    self._start = message
+                    self._started.set()
+                elif message["kind"] == messages.RUN:
+                    self._claims.put(message["claim"])
+                elif message["kind"] == messages.STOP:
+                    self._stopping.add((message["step_execution_id"], message["version"]))
+
+    def _say(self, kind: str, **values: object) -> None:
+        try:
+            self._channel.send(kind, **values)
+        except OSError:
+            os._exit(ORPHANED)
+
+    @staticmethod
+    def _flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the step may have closed it
+                stream.flush()
+
+
+def main(argv: list[str]) -> None:
+    """`python -m airflow_dbpartition.worker.child SOCKET_FD LIFELINE_FD PARENT_PID`."""
+    socket_fd, lifeline_fd, parent = (int(text) for text in argv)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(ORPHANED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to handle
+    for fd in (socket_fd, lifeline_fd):
+        os.set_inheritable(fd, False)  # what the step starts must not hold our socket open
+    Child(Channel(socket.socket(fileno=socket_fd)), Lifeline(lifeline_fd)).main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

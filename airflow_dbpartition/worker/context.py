@@ -1,0 +1,219 @@
+"""What a step is given: its input, and the ways to read, write, remember and stop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+from sqlalchemy import ColumnElement, Row, Select
+from sqlalchemy.engine import Connection, Engine
+
+from airflow_dbpartition.domain import Claim, Counters
+from airflow_dbpartition.errors import ConfigurationError, StepInterruptedError
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.storable import JsonObject, check_json
+from airflow_dbpartition.worker.positions import decode_position, encode_position
+
+KEYSET = "keyset"
+
+
+class Checkpoint(dict[str, Any]):
+    """Where the step has got to: a JSON object, kept over attempts and restarts.
+
+    Change it like a dict inside `ctx.transaction()`, and it is committed with the transaction. Call it to replace
+    and save it at once: `ctx.checkpoint({"page": 3})`.
+    """
+
+    def __init__(self, values: Mapping[str, Any], save: Callable[[], None]) -> None:
+        super().__init__(values)
+        self._save = save
+
+    def __call__(self, values: Mapping[str, Any]) -> None:
+        self.clear()
+        self.update(values)
+        self.save()
+
+    def save(self) -> None:
+        """Write it now; inside `ctx.transaction()` it is written with that transaction anyway.
+
+        Raises:
+            ClaimLostError: the partition is no longer ours.
+        """
+        self._save()
+
+
+class PartitionContext:
+    """One attempt at one partition, as the step sees it.
+
+    Attributes:
+        context: the execution context: the input that the partitioner gave.
+        partition_key, step_name, job_name, job_execution_id, attempt, node_id: who and what this is.
+        counters: read, write, filter, skip, commit, rollback; committed with each transaction.
+        checkpoint: see `Checkpoint`.
+        log: a structlog logger that carries the ids.
+    """
+
+    def __init__(self, claim: Claim, repository: JobRepository, stopping: Callable[[], bool]) -> None:
+        self._claim = claim
+        self._repository = repository
+        self._stopping = stopping
+        self._open: Connection | None = None
+        self._page_committed = False
+        self._page_start: Any = None
+        self.context: JsonObject = claim.context
+        self.counters = Counters(**asdict(claim.counters))
+        self.checkpoint = Checkpoint(claim.checkpoint or {}, self._save_checkpoint)
+        self.partition_key = claim.partition_key
+        self.step_name = claim.step_name
+        self.job_name = claim.job_name
+        self.job_execution_id = claim.job_execution_id
+        self.attempt = claim.attempt
+        self.node_id = claim.node_id
+        self.log = structlog.get_logger("dbpartition.step").bind(
+            job_execution_id=claim.job_execution_id,
+            step_execution_id=claim.step_execution_id,
+            partition_key=claim.partition_key,
+            attempt=claim.attempt,
+            version=claim.version,
+            node_id=claim.node_id,
+        )
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text that is the same over attempts and restarts of this partition, and different for every other."""
+        return self._claim.idempotency_key
+
+    @property
+    def engine(self) -> Engine:
+        """The SQLAlchemy engine of the job repository's database, for reading; write through `transaction()`."""
+        return self._repository.engine
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the step is asked to end: its execution is stopped, its node leaves, or its claim is lost."""
+        return self._stopping()
+
+    def raise_if_stopping(self) -> None:
+        """End the step here if it is asked to stop.
+
+        Raises:
+            StepInterruptedError: it is.
+        """
+        if self.should_stop:
+            raise StepInterruptedError(f"partition {self.partition_key!r} was asked to stop")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction on the job repository's database: your writes, checkpoint and counters, or nothing of it.
+
+        At its end the partition's row is updated under the fence. A worker that has lost its claim, without knowing,
+        is rolled back there: that is what makes effects in this database exactly once.
+
+        Raises:
+            ClaimLostError: the partition is no longer ours; everything in the block was rolled back.
+            ConfigurationError: a transaction is open already, or a page of `read_keyset` had one before.
+        """
+        if self._open is not None:
+            raise ConfigurationError("ctx.transaction() is open already: use its connection, or end it first")
+        self._refuse_second_of_page()
+        checkpoint, counters = dict(self.checkpoint), asdict(self.counters)
+        try:
+            with self._repository.engine.connect() as connection, connection.begin():
+                self._open = connection
+                yield connection
+                self.counters.commit += 1
+                self._store(connection)
+        except BaseException:
+            # What the row holds is what we hold: the block's progress is undone here as it is there.
+            self.checkpoint.clear()
+            self.checkpoint.update(checkpoint)
+            for name, value in counters.items():
+                setattr(self.counters, name, value)
+            self.counters.rollback += 1
+            raise
+        finally:
+            self._open = None
+        self._page_committed = self._page_start is not None
+
+    def read_keyset(
+        self,
+        query: Select[Any],
+        *,
+        key: ColumnElement[Any],
+        size: int = 1000,
+        name: str = KEYSET,
+        engine: Engine | None = None,
+    ) -> Iterator[Sequence[Row[Any]]]:
+        """Read a query page by page, by key and never by offset, from where the checkpoint stands.
+
+        Each page's position is committed by the one `ctx.transaction()` that the loop's body opens for it (or, if it
+        opens none, saved when the next page is asked for). So write each page in a single transaction.
+
+        Args:
+            query: what to read; it must select `key`, and is ordered and limited here.
+            key: a unique column; rows where it is NULL are not read.
+            size: rows a page.
+            name: the checkpoint's entry, where one step reads more than one query.
+            engine: where to read; None = the job repository's database.
+
+        Raises:
+            ConfigurationError: for a query without the key, or a size below 1.
+            StepInterruptedError: between two pages, when the step is asked to stop.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigurationError(f"expected read_keyset size to be an integer of at least 1, got {size!r}")
+        position = decode_position(self.checkpoint.get(name))
+        source = engine or self._repository.engine
+        while True:
+            self.raise_if_stopping()
+            page_query = query.where(key.is_not(None) if position is None else key > position)
+            with source.connect() as connection:
+                page = connection.execute(page_query.order_by(key).limit(size)).all()
+            if not page:
+                return
+            if key not in page[0]._mapping:
+                raise ConfigurationError(f"read_keyset: the query must select its key, {key}")
+            before = self.checkpoint.get(name)
+            position = page[-1]._mapping[key]
+            self.checkpoint[name] = encode_position(position)
+            self.counters.read += len(page)
+            self._page_start, self._page_committed = (name, before), False
+            try:
+                yield page
+            finally:
+                committed, self._page_start = self._page_committed, None
+                self._page_committed = False
+            if not committed:
+                # A rolled back transaction that the step survived put the old position back: this page is done.
+                self.checkpoint[name] = encode_position(position)
+                self.checkpoint.save()
+            if len(page) < size:
+                return
+
+    def _refuse_second_of_page(self) -> None:
+        if not self._page_committed or self._page_start is None:
+            return
+        name, before = self._page_start
+        if before is None:
+            self.checkpoint.pop(name, None)
+        else:
+            self.checkpoint[name] = before
+        self._page_start = None
+        self.checkpoint.save()  # better this page twice than its rest never
+        raise ConfigurationError(
+            "a page of read_keyset was given a second ctx.transaction(): its position was committed with the first. "
+            "Write each page in one transaction (or read smaller pages)"
+        )
+
+    def _save_checkpoint(self) -> None:
+        if self._open is not None:
+            return  # goes with the open transaction
+        with self._repository.engine.connect() as connection, connection.begin():
+            self._store(connection)
+
+    def _store(self, connection: Connection) -> None:
+        checked = check_json(dict(self.checkpoint), "checkpoint")
+        self._repository.settlements.checkpoint(connection, self._claim, checkpoint=checked, counters=self.counters)

@@ -1,0 +1,162 @@
+"""What the supervisor asks of whatever runs the partitions, and the one that runs them in threads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from airflow_dbpartition.config import DatabaseConfig
+from airflow_dbpartition.domain import Claim
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.worker.runner import Outcome, run_claim
+from airflow_dbpartition.worker.steps import load_steps
+
+ClaimKey = tuple[int, int]  # (step_execution_id, version)
+
+
+def key_of(claim: Claim) -> ClaimKey:
+    return (claim.step_execution_id, claim.version)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A partition that is no longer running here."""
+
+    key: ClaimKey
+    outcome: Outcome
+
+
+class Executor(Protocol):
+    """Runs claimed partitions. Called from the supervisor's main thread, but for `kill_all`, which any thread may."""
+
+    def start(self, wake: Callable[[], None]) -> tuple[str, ...]:
+        """Make ready and return the names of the steps; `wake` is to be called when `finished` has something.
+
+        Raises:
+            ConfigurationError: the steps cannot be imported.
+        """
+
+    @property
+    def free_slots(self) -> int: ...
+
+    def run(self, claim: Claim) -> None: ...
+
+    def interrupt(self, key: ClaimKey) -> None:
+        """Ask a running partition to end by itself."""
+
+    def kill(self, key: ClaimKey, kind: str, why: str) -> None:
+        """End a running partition now; it is reported as that kind of outcome, with that text."""
+
+    def kill_all(self, why: str) -> bool:
+        """Interrupt everything now, from any thread; False where something may still run (threads)."""
+
+    def withdraw(self) -> list[ClaimKey]:
+        """Take back what has been handed over but not started."""
+
+    def started(self, key: ClaimKey) -> float | None:
+        """The monotonic moment at which the step was entered; None = not yet, or not here."""
+
+    def finished(self) -> list[Finished]: ...
+
+    def watched(self) -> list[int]:
+        """Descriptors whose readability means that `finished` has something."""
+
+    def close(self) -> None: ...
+
+
+class ThreadExecutor:
+    """Runs partitions in threads of the supervisor: cheap, for steps that mostly wait; nothing can be killed.
+
+    A killed partition's thread goes on until the step looks at `ctx.should_stop` or touches `ctx.transaction()`,
+    where the fence stops it; its slot is free again only then.
+    """
+
+    def __init__(self, *, slots: int, imports: tuple[str, ...], database: DatabaseConfig) -> None:
+        self._slots = slots
+        self._imports = imports
+        self._database = database
+        self._queue: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._stopping: set[ClaimKey] = set()
+        self._running: dict[ClaimKey, threading.Thread] = {}
+        self._since: dict[ClaimKey, float] = {}
+        self._reported: set[ClaimKey] = set()
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] = lambda: None
+        self._repository: JobRepository | None = None
+
+    def start(self, wake: Callable[[], None]) -> tuple[str, ...]:
+        self._wake = wake
+        steps = load_steps(self._imports)
+        self._repository = JobRepository.connect(self._database)
+        return steps
+
+    @property
+    def free_slots(self) -> int:
+        with self._lock:
+            return self._slots - len(self._running)
+
+    def run(self, claim: Claim) -> None:
+        key = key_of(claim)
+        thread = threading.Thread(target=self._work, args=(claim,), name=f"partition-{key[0]}", daemon=True)
+        with self._lock:
+            self._running[key] = thread
+            self._since[key] = time.monotonic()
+        thread.start()
+
+    def _work(self, claim: Claim) -> None:
+        assert self._repository is not None
+        key = key_of(claim)
+        outcome = run_claim(claim, self._repository, lambda: key in self._stopping)
+        with self._lock:
+            del self._running[key], self._since[key]
+            self._stopping.discard(key)
+            known = key in self._reported
+            self._reported.discard(key)
+        if not known:
+            self._queue.put(Finished(key, outcome))
+        self._wake()
+
+    def interrupt(self, key: ClaimKey) -> None:
+        with self._lock:
+            if key in self._running:
+                self._stopping.add(key)
+
+    def kill(self, key: ClaimKey, kind: str, why: str) -> None:
+        with self._lock:
+            if key not in self._running or key in self._reported:
+                return
+            self._stopping.add(key)
+            self._reported.add(key)
+        self._queue.put(Finished(key, Outcome(kind, why)))
+        self._wake()
+
+    def kill_all(self, why: str) -> bool:
+        del why  # a thread can only be asked
+        with self._lock:
+            self._stopping.update(self._running)
+            return not self._running
+
+    def withdraw(self) -> list[ClaimKey]:
+        return []
+
+    def started(self, key: ClaimKey) -> float | None:
+        with self._lock:
+            return self._since.get(key)
+
+    def finished(self) -> list[Finished]:
+        done = []
+        while not self._queue.empty():
+            done.append(self._queue.get())
+        return done
+
+    def watched(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.kill_all("the worker ends")
+        if self._repository is not None:
+            self._repository.close()

@@ -1,0 +1,61 @@
+"""Logging: one line a transition with ids on it, as JSON or for a console, secrets masked."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from airflow_dbpartition.errors import ConfigurationError
+from airflow_dbpartition.masking import mask_secrets
+
+FORMATS = ("console", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def _mask(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str) and ("://" in value or "pass" in value.lower()):
+            event[key] = mask_secrets(value)
+    return event
+
+
+def configure_logging(*, log_format: str = "console", log_level: str = "info") -> None:
+    """Send structlog's and the standard library's lines to stderr in one format.
+
+    Raises:
+        ConfigurationError: for an unknown format or level.
+    """
+    if log_format not in FORMATS:
+        raise ConfigurationError(f"expected log format to be one of {', '.join(FORMATS)}, got {log_format!r}")
+    if log_level not in LEVELS:
+        raise ConfigurationError(f"expected log level to be one of {', '.join(LEVELS)}, got {log_level!r}")
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _mask,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer(ensure_ascii=False)
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if log_format == "json":
+        last.append(structlog.processors.format_exc_info)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[*last, renderer]))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(log_level.upper())
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # what it says at info is no news here

@@ -1,0 +1,75 @@
+"""What supervisor and child say to each other: one JSON object a line over a socket pair. No pickle."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from typing import Any
+
+from airflow_dbpartition.domain import Claim, Counters, JobSettings, TransferPolicy
+from airflow_dbpartition.storable import JsonObject, dump_json
+
+SEND_TIMEOUT_S = 10.0
+
+# supervisor -> child
+START = "start"  # database, imports
+RUN = "run"  # claim
+STOP = "stop"  # the running partition is asked to end
+# child -> supervisor
+READY = "ready"  # step names
+UNUSABLE = "unusable"  # the imports failed
+DONE = "done"  # step_execution_id, version, outcome
+
+
+class Channel:
+    """One end of the socket pair. Reading never blocks; writing has a deadline."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._buffer = bytearray()
+        sock.settimeout(SEND_TIMEOUT_S)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the other end is gone, or has not read for SEND_TIMEOUT_S.
+        """
+        self.socket.sendall(dump_json({"kind": kind, **values}).encode() + b"\n")
+
+    def receive(self) -> list[JsonObject] | None:
+        """The messages that have arrived (call it when readable); None = the other end is gone."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except (BlockingIOError, InterruptedError, TimeoutError):
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def claim_to_json(claim: Claim) -> JsonObject:
+    return {**asdict(claim), "transfer_policy": claim.transfer_policy.value}
+
+
+def claim_from_json(value: JsonObject) -> Claim:
+    return Claim(
+        **{
+            **value,
+            "counters": Counters(**value["counters"]),
+            "settings": JobSettings.from_json(value["settings"]),
+            "transfer_policy": TransferPolicy(value["transfer_policy"]),
+        }
+    )

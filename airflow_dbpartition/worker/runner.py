@@ -1,0 +1,94 @@
+"""Running one claimed partition in this process, and what came of it. Nothing that a step does escapes as an error."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from airflow_dbpartition.domain import Claim, Counters
+from airflow_dbpartition.errors import ClaimLostError, StepInterruptedError
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.storable import (
+    DEFAULT_CONTEXT_LIMIT_BYTES,
+    JsonObject,
+    NotStorableError,
+    check_json,
+    dump_json,
+    storable_text,
+)
+from airflow_dbpartition.worker.context import PartitionContext
+from airflow_dbpartition.worker.steps import find_step
+
+COMPLETED = "completed"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
+LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one attempt: `kind` is completed, failed, interrupted (asked to stop, and did) or lost."""
+
+    kind: str
+    message: str = ""
+    result: Any = None
+    counters: Counters = field(default_factory=Counters)
+
+    def to_json(self) -> JsonObject:
+        return {**asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Outcome:
+        return cls(value["kind"], value["message"], value["result"], Counters(**value["counters"]))
+
+
+def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bool]) -> Outcome:
+    """Run the step on its partition.
+
+    Args:
+        claim: what to run.
+        repository: on the job repository's database, without statement timeout: the user's transactions run there.
+        stopping: whether the step is asked to end.
+    """
+    ctx = PartitionContext(claim, repository, stopping)
+    try:
+        result = find_step(claim.step_name)(ctx)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        return Outcome(COMPLETED, result=_checked_result(result), counters=ctx.counters)
+    except ClaimLostError as error:
+        return Outcome(LOST, str(error), counters=ctx.counters)
+    except StepInterruptedError as error:
+        return Outcome(INTERRUPTED, str(error), counters=ctx.counters)
+    except SystemExit as error:
+        return Outcome(FAILED, f"the step called sys.exit({error.code!r}); return instead", counters=ctx.counters)
+    except BaseException as error:
+        return Outcome(FAILED, describe(error), counters=ctx.counters)
+
+
+def describe(error: BaseException) -> str:
+    """The traceback of a step's error, always storable; its last line is the error itself."""
+    try:
+        return storable_text("".join(traceback.format_exception(error)).rstrip())
+    except Exception as failure:  # an error whose own text cannot be made
+        return f"{type(error).__name__} (its text could not be read: {type(failure).__name__})"
+
+
+def _checked_result(result: Any) -> Any:
+    try:
+        checked = check_json(result, "result")
+    except NotStorableError as error:
+        raise TypeError(f"the step returned what cannot be stored as JSON: {error}") from None
+    except RecursionError:
+        raise TypeError("the step returned a result that is nested too deeply, or contains itself") from None
+    size = len(dump_json(checked).encode())
+    if size > DEFAULT_CONTEXT_LIMIT_BYTES:
+        raise ValueError(
+            f"the step returned a result of {size} bytes; at most {DEFAULT_CONTEXT_LIMIT_BYTES} are stored. "
+            "Write large results to a table or file and return where they are"
+        )
+    return checked

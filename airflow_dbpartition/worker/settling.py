@@ -1,0 +1,171 @@
+"""Deciding how an attempt is settled, and keeping what could not be written yet until it is accepted or fenced."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from airflow_dbpartition.domain import Claim, TransferPolicy
+from airflow_dbpartition.errors import ClaimLostError, DbPartitionError
+from airflow_dbpartition.recovery import Recovery
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.worker.metrics import Metrics
+from airflow_dbpartition.worker.runner import COMPLETED, INTERRUPTED, LOST, Outcome
+
+log = structlog.get_logger("dbpartition.worker")
+
+_RETRY_FIRST_S = 0.25
+_RETRY_LONGEST_S = 5.0
+
+
+def ids_of(claim: Claim) -> dict[str, object]:
+    """What every log line about a partition carries."""
+    return {
+        "job_execution_id": claim.job_execution_id,
+        "step_execution_id": claim.step_execution_id,
+        "partition_key": claim.partition_key,
+        "attempt": claim.attempt,
+        "version": claim.version,
+    }
+
+
+def backoff_s(claim: Claim) -> float:
+    """Exponential, with jitter: from half of the delay to all of it."""
+    settings = claim.settings
+    longest = min(settings.retry_max_delay_s, settings.retry_delay_s * 2.0 ** min(claim.attempt - 1, 60))
+    return longest * random.uniform(0.5, 1.0)
+
+
+@dataclass
+class _Pending:
+    claim: Claim
+    what: str
+    write: Callable[[], None]
+    failed: bool
+    tries: int = 0
+    not_before: float = field(default_factory=time.monotonic)
+
+
+class Settling:
+    """Turns outcomes into settles. A settle that meets a database outage is kept, and tried until it is answered."""
+
+    def __init__(self, repository: JobRepository, recovery: Recovery, metrics: Metrics) -> None:
+        self._repository = repository
+        self._recovery = recovery
+        self._metrics = metrics
+        self._pending: list[_Pending] = []
+        self._executions_to_end: dict[int, bool] = {}  # and whether one of its partitions failed
+        self._written: dict[tuple[int, int], float] = {}
+        self.any_failed = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pending
+
+    def holds(self, step_execution_id: int, version: int) -> bool:
+        """Whether an unwritten settle of that claim is kept here."""
+        return any(
+            pending.claim.step_execution_id == step_execution_id and pending.claim.version == version
+            for pending in self._pending
+        )
+
+    def written_since(self, step_execution_id: int, version: int, moment: float) -> bool:
+        """Whether that claim was settled after a moment of the monotonic clock; earlier settles are forgotten."""
+        self._written = {key: when for key, when in self._written.items() if when >= moment}
+        return (step_execution_id, version) in self._written
+
+    def forget_all(self) -> None:
+        """The node was removed: every one of its claims is gone."""
+        for pending in self._pending:
+            log.warning("settle dropped: the node was removed", what=pending.what, **ids_of(pending.claim))
+        self._pending.clear()
+
+    def settle(self, claim: Claim, outcome: Outcome, *, stop_requested: bool) -> None:
+        """Decide what an outcome means for the partition, and write it (now, or as soon as the database answers)."""
+        settlements = self._repository.settlements
+        if outcome.kind == LOST:
+            self._metrics.claims_lost.inc()
+            log.warning("claim lost, work dropped", reason=outcome.message, **ids_of(claim))
+            return
+        if outcome.kind == COMPLETED:
+            self._enqueue(
+                claim,
+                "completed",
+                lambda: settlements.complete(claim, counters=outcome.counters, result=outcome.result),
+            )
+        elif outcome.kind == INTERRUPTED and stop_requested:
+            self._enqueue(claim, "stopped", lambda: settlements.stop(claim))
+        elif outcome.kind == INTERRUPTED:
+            self.give_back(claim, why=outcome.message, started=True)
+        elif claim.retries_left > 0:
+            delay_s = backoff_s(claim)
+            self._enqueue(claim, "retried", lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s))
+        else:
+            self._enqueue(claim, "failed", lambda: settlements.fail(claim, message=outcome.message), failed=True)
+
+    def give_back(self, claim: Claim, *, why: str, started: bool) -> None:
+        """Release what never started or may run twice; fail what may have run and may not run again."""
+        settlements = self._repository.settlements
+        if started and claim.transfer_policy is not TransferPolicy.ALWAYS:
+            message = f"interrupted while it ran ({why}); not transferable, so not run again"
+            self._enqueue(claim, "failed", lambda: settlements.fail(claim, message=message, lost=True), failed=True)
+        else:
+            self._enqueue(claim, "released", lambda: settlements.release(claim, message=why))
+
+    def _enqueue(self, claim: Claim, what: str, write: Callable[[], None], *, failed: bool = False) -> None:
+        self._pending.append(_Pending(claim, what, write, failed))
+
+    def flush(self) -> None:
+        """Write what is due. Never raises: what the database does not answer is kept."""
+        now = time.monotonic()
+        for pending in [pending for pending in self._pending if pending.not_before <= now]:
+            try:
+                pending.write()
+            except ClaimLostError as error:
+                self._metrics.claims_lost.inc()
+                log.warning("claim lost, outcome dropped", what=pending.what, reason=str(error))
+            except DbPartitionError as error:
+                pending.tries += 1
+                wait = min(_RETRY_LONGEST_S, _RETRY_FIRST_S * 2 ** min(pending.tries, 8))
+                pending.not_before = time.monotonic() + wait
+                log.warning(
+                    "settle not written yet",
+                    what=pending.what,
+                    error=str(error),
+                    retry_in_s=wait,
+                    **ids_of(pending.claim),
+                )
+                continue
+            else:
+                self._wrote(pending)
+            self._pending.remove(pending)
+        self._end_executions()
+
+    def _wrote(self, pending: _Pending) -> None:
+        self.any_failed = self.any_failed or pending.failed
+        self._metrics.settled.labels(pending.what).inc()
+        level = log.warning if pending.what in ("failed", "retried") else log.info
+        level(f"partition {pending.what}", **ids_of(pending.claim))
+        self._written[(pending.claim.step_execution_id, pending.claim.version)] = time.monotonic()
+        execution_id = pending.claim.job_execution_id
+        self._executions_to_end[execution_id] = self._executions_to_end.get(execution_id, False) or pending.failed
+
+    def _end_executions(self) -> None:
+        """After the commit of each settle; if this process dies between, any sweep does it."""
+        executions, self._executions_to_end = self._executions_to_end, {}
+        for job_execution_id, failed in executions.items():
+            try:
+                status = (
+                    self._recovery.after_failure(job_execution_id)
+                    if failed
+                    else self._repository.executions.finalise(job_execution_id)
+                )
+            except DbPartitionError as error:
+                log.warning("finalising is left to a sweep", job_execution_id=job_execution_id, error=str(error))
+                continue
+            if status is not None:
+                log.info("job execution ended", job_execution_id=job_execution_id, status=status.value)
