@@ -125,7 +125,8 @@ def _show(repository: JobRepository, execution: JobExecution, *, as_json: bool) 
     if events:
         click.echo("\nwhat was not the happy path:")
         for event in events:
-            click.echo(f"  {event.seconds_ago:8.1f} s ago  {event.event:<10} {event.partition_key:<20} {last_line(event.message)}")
+            what = f"{event.event:<10} {event.partition_key:<20} {last_line(event.message)}"
+            click.echo(f"  {event.seconds_ago:8.1f} s ago  {what}")
     for failure in failures:
         click.echo(
             f"\nfailed: {failure.partition_key} on {failure.node_id} (attempt {failure.attempt})\n{failure.message}"

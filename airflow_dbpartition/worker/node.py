@@ -85,6 +85,7 @@ class Worker:
         self._config = config
         timings = config.timings
         self._timings = timings
+        self._prefetch = config.prefetch if config.executor == "process" else 0  # a thread starts at once
         self.metrics = Metrics()
         self._repository = JobRepository.connect(
             DatabaseConfig(
@@ -174,9 +175,11 @@ class Worker:
                     )
                 self._register()
                 self._heartbeat.start(self.node_id, lambda: len(self._running))
-                while not self._turn():
-                    pass
-                self._leave()
+                try:
+                    while not self._turn():
+                        pass
+                finally:
+                    self._leave()  # also when the loop itself broke: nobody has to wait for a sweep
             finally:
                 if health is not None:
                     health.close()
@@ -477,7 +480,7 @@ class Worker:
     def _wants_work(self) -> bool:
         return (
             self._drain_since is None
-            and self._executor.free_slots + self._config.prefetch > 0
+            and self._executor.free_slots + self._prefetch > 0
             and self._heartbeat.silent_for_s < self._timings.unreachable_after_s
         )
 
@@ -493,7 +496,7 @@ class Worker:
                 node_id=self.node_id,
                 node_group=self._config.node_group,
                 steps=self.steps,
-                limit=self._executor.free_slots + self._config.prefetch,
+                limit=self._executor.free_slots + self._prefetch,
                 steal_after_s=self._timings.steal_after_s,
             )
         except DbPartitionError as error:

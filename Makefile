@@ -1,0 +1,56 @@
+# `make demo` and `make test` do all their own set-up: they need Python 3.10 or newer, and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test lint types imports unit sql wheel clean help
+
+help: ## Say what there is to make.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+
+demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed on the way (KEEP=1 leaves it running).
+	@$(BIN)/dbpartition demo $(if $(filter-out 0,$(KEEP)),--keep)
+
+test: lint types imports ## Everything: lint, types, import contracts, and all tests.
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## Ruff: rules and format.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## Mypy, strict, on package and tests.
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev ## Import contracts.
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev ## Only the quick tests, without databases or processes.
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+sql: $(VENV)/.dev ## Print the schema into sql/ again.
+	for dialect in postgresql mysql sqlite; do $(BIN)/dbpartition db sql --dialect $$dialect --directory sql/$$dialect; done
+
+wheel: $(VENV)/.dev ## Build wheel and sdist into dist/.
+	$(BIN)/python -m build
+
+clean: ## Remove what the other targets made.
+	rm -rf $(VENV) dist .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "error: $(PYTHON) is older than Python 3.10: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 1; }
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV) (about a minute, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV) (about a minute, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
