@@ -83,6 +83,13 @@ class age_s(FunctionElement[float]):
     inherit_cache = True
 
 
+class joined_texts(FunctionElement[str]):
+    """A text column of a group, joined by commas."""
+
+    type = Text()
+    inherit_cache = True
+
+
 _SQLITE_FORMAT = "'%Y-%m-%d %H:%M:%f000'"  # 6 decimals, as SQLAlchemy writes them: text order is time order
 
 
@@ -135,6 +142,21 @@ def _(element: age_s, compiler: SQLCompiler, **kw: Any) -> str:
 @_compiled(age_s, "sqlite")
 def _(element: age_s, compiler: SQLCompiler, **kw: Any) -> str:
     return f"((julianday('now') - julianday({compiler.process(element.clauses, **kw)})) * 86400.0)"
+
+
+@_compiled(joined_texts, "postgresql")
+def _(element: joined_texts, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"string_agg({compiler.process(element.clauses, **kw)}, ', ')"
+
+
+@_compiled(joined_texts, "mysql", "mariadb")
+def _(element: joined_texts, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"group_concat({compiler.process(element.clauses, **kw)} separator ', ')"
+
+
+@_compiled(joined_texts, "sqlite")
+def _(element: joined_texts, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"group_concat({compiler.process(element.clauses, **kw)}, ', ')"
 
 
 # --- engines ---------------------------------------------------------------------------------------------------

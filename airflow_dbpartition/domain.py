@@ -256,9 +256,20 @@ class JobSettings:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> JobSettings:
-        """Read stored settings; names that this version does not know are ignored (rolling deploys)."""
+        """Read stored settings; what this version does not know or cannot read is left at its default.
+
+        Rolling deploys write such rows, and one of them must not stop every claim and every sweep.
+        """
         known = {item.name for item in fields(cls)}
-        return cls(**{name: item for name, item in value.items() if name in known})
+        return cls(**{name: item for name, item in value.items() if name in known and cls._can_read(name, item)})
+
+    @classmethod
+    def _can_read(cls, name: str, item: object) -> bool:
+        try:
+            cls(**{name: item})  # type: ignore[arg-type]
+        except (ConfigurationError, TypeError):
+            return False
+        return name != "assignment" or isinstance(item, dict)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_dbpartition import assignment
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import ExecutionStatus, JobSettings, NodeView, Partition
+from airflow_dbpartition.errors import DbPartitionError
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.losses import Rehomed
 
@@ -53,6 +55,29 @@ class SweepReport:
     finalised: dict[int, ExecutionStatus] = field(default_factory=dict)
 
 
+class _Troubles:
+    """One execution's error must not keep a sweep from the others; after a few the database itself is ill."""
+
+    MOST = 3
+
+    def __init__(self) -> None:
+        self._errors: list[DbPartitionError] = []
+
+    @contextmanager
+    def stay_their_own(self) -> Iterator[None]:
+        try:
+            yield
+        except DbPartitionError as error:
+            self._errors.append(error)
+            if len(self._errors) >= self.MOST:
+                raise
+
+    def speak(self) -> None:
+        """Raise the first error, now that everything else is done."""
+        if self._errors:
+            raise self._errors[0]
+
+
 class Recovery:
     """Sweeps and finalising. Any process may run them, any number at once, and stop half way."""
 
@@ -75,25 +100,35 @@ class Recovery:
         gone = losses.nodes_with_orphans()
         if deep:
             gone += losses.unknown_owners()
+        troubles = _Troubles()
         for node_id in gone:
             why = f"node {node_id} was lost"
-            report.rehomed += [(node_id, rehomed) for rehomed in self.rehome(node_id, why=why)]
+            report.rehomed += [(node_id, rehomed) for rehomed in self._rehome(node_id, why, troubles)]
         for job_execution_id in self._repository.executions.unfinished_business():
-            status = self._repository.executions.finalise(job_execution_id)
-            if status is not None:
-                report.finalised[job_execution_id] = status
+            with troubles.stay_their_own():
+                status = self._repository.executions.finalise(job_execution_id)
+                if status is not None:
+                    report.finalised[job_execution_id] = status
+        troubles.speak()
         return report
 
     def rehome(self, node_id: str, *, why: str) -> list[Rehomed]:
         """Give away everything that a removed node still holds, and finalise what that ends."""
+        troubles = _Troubles()
+        done = self._rehome(node_id, why, troubles)
+        troubles.speak()
+        return done
+
+    def _rehome(self, node_id: str, why: str, troubles: _Troubles) -> list[Rehomed]:
         done = []
         place = partial(self.place, self._repository.nodes.all())  # read before the transaction that uses it
         for job_execution_id in self._repository.losses.executions_on(node_id):
-            rehomed = self._repository.losses.rehome(node_id, job_execution_id, place=place, why=why)
-            if rehomed.reassigned or rehomed.failed or rehomed.stopped:
-                done.append(rehomed)
-            if rehomed.failed or rehomed.stopped:
-                self.after_failure(job_execution_id)
+            with troubles.stay_their_own():
+                rehomed = self._repository.losses.rehome(node_id, job_execution_id, place=place, why=why)
+                if rehomed.reassigned or rehomed.failed or rehomed.stopped:
+                    done.append(rehomed)
+                if rehomed.failed or rehomed.stopped:
+                    self.after_failure(job_execution_id)
         return done
 
     def hand_over(self, node_id: str) -> list[Rehomed]:

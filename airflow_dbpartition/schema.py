@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    event,
     text,
 )
 
@@ -104,12 +106,15 @@ def build_tables(schema: str | None = None) -> Tables:
         Column("created_time", UtcDateTime, nullable=False),
         Column("last_heartbeat", UtcDateTime, nullable=False),
         CheckConstraint("status IN ('ACTIVE', 'DRAINING', 'UNREACHABLE', 'REMOVED')", name="status"),
-        # Half-empty pages leave room for a heartbeat's new row version beside the old one (HOT).
-        postgresql_with={"fillfactor": 50},
         **_MYSQL,
         **_MARIADB,
     )
-    # No index on last_heartbeat or current_load: they change at each heartbeat.
+    # Half-empty pages leave room for a heartbeat's new row version beside the old one (HOT), as long as no index is on
+    # last_heartbeat or current_load, which change at each heartbeat.
+    half_empty = DDL("ALTER TABLE %(fullname)s SET (fillfactor = 50)").execute_if(  # type: ignore[no-untyped-call]
+        dialect="postgresql"
+    )
+    event.listen(nodes, "after_create", half_empty)
     Index("ix_batch_nodes_status", nodes.c.status, nodes.c.node_group)
 
     instances = Table(

@@ -8,7 +8,7 @@ from sqlalchemy import Select, case, func, select
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
-from airflow_dbpartition.dialects import age_s
+from airflow_dbpartition.dialects import age_s, joined_texts
 from airflow_dbpartition.domain import LIVE_PARTITIONS, NodeStatus, PartitionStatus
 from airflow_dbpartition.schema import Tables
 
@@ -80,7 +80,7 @@ def view_queries(tables: Tables) -> dict[str, Select[Any]]:
         select(
             p.assigned_node,
             func.count().label("running"),
-            func.aggregate_strings(p.partition_key, ", ").label("running_partitions"),
+            joined_texts(p.partition_key).label("running_partitions"),
         )
         .where(p.status == PartitionStatus.CLAIMED.value)
         .group_by(p.assigned_node)

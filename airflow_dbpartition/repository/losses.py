@@ -153,6 +153,7 @@ class Losses:
                     p.status,
                     p.is_transferable,
                     p.node_losses,
+                    p.attempt,
                     p.weight,
                 )
                 .where(of_it, p.status.in_(_LIVE))
@@ -163,11 +164,12 @@ class Losses:
             poison: list[int] = []
             fixed: list[int] = []
             unstarted: list[int] = []
+            between: list[int] = []
             movable: dict[str, tuple[int, float, bool]] = {}
             for row in rows:
                 running = row.status == PartitionStatus.CLAIMED.value
                 if not row.is_transferable:
-                    fixed.append(row.step_execution_id) if running else unstarted.append(row.step_execution_id)
+                    (fixed if running else between if row.attempt else unstarted).append(row.step_execution_id)
                 elif running and row.node_losses + 1 >= settings.max_node_losses:
                     poison.append(row.step_execution_id)
                 else:
@@ -183,19 +185,26 @@ class Losses:
             )
             self._abandon(
                 connection,
+                between,
+                f"{why} while this partition waited for its next attempt; not transferable, so nobody else may run it",
+                running=False,
+            )
+            self._abandon(
+                connection,
                 poison,
                 f"{why} while this partition ran on it, which makes {settings.max_node_losses} lost nodes: it seems to "
                 "kill its workers (memory, a crash in native code); see max_node_losses",
             )
+            failed = len(fixed) + len(unstarted) + len(between) + len(poison)
             if execution.stop_requested:
                 self._stop(connection, [step_id for step_id, _, _ in movable.values()], why)
-                return Rehomed(job_execution_id, 0, len(fixed) + len(unstarted) + len(poison), len(movable))
+                return Rehomed(job_execution_id, 0, failed, len(movable))
             partitions = [Partition(key, weight=weight) for key, (_, weight, _) in movable.items()]
             placement = place(execution.node_group, execution.step_name, settings, partitions) if partitions else {}
             self._reassign(connection, movable, placement, why)
             if movable:
                 notify(connection, WORK_CHANNEL, execution.node_group)
-            return Rehomed(job_execution_id, len(movable), len(fixed) + len(unstarted) + len(poison), 0)
+            return Rehomed(job_execution_id, len(movable), failed, 0)
 
         return self._transactions.run(work)
 

@@ -118,7 +118,9 @@ class Reading:
 
     def latest(self, job_name: str, job_key: str) -> JobExecution | None:
         """The latest execution of the latest generation of a job."""
-        found = self._executions(lambda _, i: (i.job_name == job_name) & (i.job_key == job_key), limit=1)
+        found = self._executions(
+            lambda _, i: (i.job_name == job_name) & (i.job_key == job_key), limit=1, by_generation=True
+        )
         return found[0] if found else None
 
     def latest_of_instance(self, job_execution_id: int) -> JobExecution:
@@ -160,13 +162,13 @@ class Reading:
 
         return self._executions(condition, limit=limit)
 
-    def _executions(self, condition: Any, *, limit: int) -> list[JobExecution]:
+    def _executions(self, condition: Any, *, limit: int, by_generation: bool = False) -> list[JobExecution]:
         e, i = self._tables.executions.c, self._tables.instances.c
         query = (
             select(self._tables.executions, i.job_name, i.job_key, i.generation)
             .join_from(self._tables.executions, self._tables.instances, e.job_instance_id == i.job_instance_id)
             .where(condition(e, i))
-            .order_by(i.generation.desc() if limit == 1 else e.job_execution_id.desc(), e.job_execution_id.desc())
+            .order_by(*([i.generation.desc()] if by_generation else []), e.job_execution_id.desc())
             .limit(limit)
         )
         return self._transactions.run(lambda connection: [_execution(row) for row in connection.execute(query)])

@@ -61,8 +61,11 @@ def upgrade(schema: str | None = None) -> None:
         sa.PrimaryKeyConstraint("node_id", name=op.f("pk_batch_nodes")),
         schema=schema,
         **_TABLE_OPTIONS,
-        postgresql_with={"fillfactor": 50},
     )
+    if context.get_context().dialect.name == "postgresql":
+        quote = context.get_context().dialect.identifier_preparer.quote
+        table = f"{quote(schema)}.batch_nodes" if schema else "batch_nodes"
+        op.execute(f"ALTER TABLE {table} SET (fillfactor = 50)")
     op.create_index("ix_batch_nodes_status", "batch_nodes", ["status", "node_group"], unique=False, schema=schema)
     op.create_table(
         "batch_partition_events",

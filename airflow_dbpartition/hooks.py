@@ -1,0 +1,260 @@
+"""JobRepositoryHook: the job repository by an Airflow connection, and databases and files for partitioners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from airflow_dbpartition.connections import (
+    OWN_TYPE,
+    ConnectionFields,
+    RepositoryAddress,
+    database_url,
+    repository_address,
+    supported_backend,
+)
+from airflow_dbpartition.errors import ConfigurationError, DbPartitionError
+from airflow_dbpartition.partitioners.environment import FilePath, is_remote, local_path
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine
+
+    from airflow_dbpartition.repository import JobRepository
+    from airflow_dbpartition.storable import JsonObject
+
+DEFAULT_CONN_ID = "dbpartition_default"
+
+_checked: set[tuple[str, str | None]] = set()
+
+
+def open_repository(address: RepositoryAddress, *, pool_size: int = 0) -> JobRepository:
+    """A repository whose schema was checked (once in this process); the caller closes it.
+
+    Args:
+        pool_size: connections kept open between two statements; 0 = none.
+
+    Raises:
+        SchemaError: the tables are missing or older than this package.
+        DatabaseError: the database refused, or cannot be reached; secrets are masked.
+    """
+    from airflow_dbpartition import migrations
+    from airflow_dbpartition.repository import JobRepository
+
+    repository = JobRepository.connect(address.config(pool_size=pool_size))
+    key = (address.url, address.schema)
+    try:
+        if key not in _checked:
+            migrations.require_current(repository.engine, address.schema)
+            _checked.add(key)
+    except BaseException:
+        repository.close()
+        raise
+    return repository
+
+
+@contextmanager
+def opened(address: RepositoryAddress, *, pool_size: int = 1) -> Iterator[JobRepository]:
+    """As `open_repository`, closed at the end."""
+    repository = open_repository(address, pool_size=pool_size)
+    try:
+        yield repository
+    finally:
+        repository.close()
+
+
+class JobRepositoryHook(BaseHook):
+    """The job repository behind an Airflow connection.
+
+    The connection may be of our own type `dbpartition`, or any of a supported database: postgres, mysql, mariadb,
+    sqlite (and URLs such as `postgresql+psycopg2://…`). libpq's settings in its extras (sslmode, sslrootcert, options,
+    application_name …) are passed on. Further extras: `dbpartition_schema`, the schema of the tables; `dialect`, for
+    connections of type dbpartition; and the timings of the cluster where the workers have others than the defaults
+    (`heartbeat_s`, `unreachable_after_s`, `remove_after_s`, …).
+
+    Args:
+        repository_conn_id: the Airflow connection.
+        schema: the schema of the tables; wins over the connection's.
+    """
+
+    conn_name_attr = "repository_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = OWN_TYPE
+    hook_name = "Job repository (dbpartition)"
+
+    def __init__(self, repository_conn_id: str = DEFAULT_CONN_ID, schema: str | None = None) -> None:
+        super().__init__()
+        self.repository_conn_id = repository_conn_id
+        self.schema = schema
+
+    def address(self) -> RepositoryAddress:
+        """Where the job repository is. Looks the connection up each time: passwords may be short-lived.
+
+        Raises:
+            ConfigurationError: the connection is missing or cannot be used.
+        """
+        connection = _connection(self.repository_conn_id)
+        return self._warned(repository_address(connection, connection.extra_dejson, schema=self.schema))
+
+    async def async_address(self) -> RepositoryAddress:
+        """As `address`, for an event loop, which is never blocked.
+
+        Raises:
+            ConfigurationError: the connection is missing or cannot be used.
+        """
+        from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
+
+        try:
+            connection: Any = await get_async_connection(self.repository_conn_id)
+        except AirflowNotFoundException:
+            raise _missing(self.repository_conn_id) from None
+        extra: Mapping[str, Any] = await get_async_extra_dejson(connection)
+        return self._warned(repository_address(connection, extra, schema=self.schema))
+
+    @contextmanager
+    def repository(self, *, pool_size: int = 1) -> Iterator[JobRepository]:
+        """The job repository; every connection is closed at the end.
+
+        Args:
+            pool_size: connections kept open meanwhile; 0 opens one for each statement.
+
+        Raises:
+            ConfigurationError, SchemaError, DatabaseError: in one line each, secrets masked.
+        """
+        with opened(self.address(), pool_size=pool_size) as repository:
+            yield repository
+
+    def summary(self, job_execution_id: int) -> JsonObject:
+        """Counts and summed counters of a job, as its latest execution leaves it.
+
+        Raises:
+            JobExecutionNotFoundError: there is no such execution.
+        """
+        with self.repository() as repository:
+            return repository.reading.summary(job_execution_id).to_json()
+
+    def iter_results(self, job_execution_id: int) -> Iterator[tuple[str, Any]]:
+        """(partition key, result) of every completed partition of the job, read page by page.
+
+        Raises:
+            JobExecutionNotFoundError: there is no such execution.
+        """
+        with self.repository() as repository:
+            yield from repository.reading.iter_results(job_execution_id)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the Test button says: whether the database answers and has our tables."""
+        from airflow_dbpartition import migrations
+        from airflow_dbpartition.repository import JobRepository
+
+        try:
+            address = self.address()
+            repository = JobRepository.connect(address.config(pool_size=0))
+            try:
+                migrations.require_current(repository.engine, address.schema)
+                nodes = [
+                    node
+                    for node in repository.nodes.all()
+                    if node.heartbeat_age_s < address.timings.unreachable_after_s
+                ]
+            finally:
+                repository.close()
+        except DbPartitionError as error:
+            return False, str(error)
+        return True, f"job repository at revision {migrations.head_revision()}, {len(nodes)} live node(s)"
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Labels of the connection form."""
+        return {
+            "hidden_fields": [],
+            "relabeling": {"schema": "Database"},
+            "placeholders": {"port": "5432", "schema": "dbpartition"},
+        }
+
+    def _warned(self, address: RepositoryAddress) -> RepositoryAddress:
+        if address.unknown:
+            self.log.warning(
+                "connection %r: unknown extras are ignored: %s", address.conn_id, ", ".join(address.unknown)
+            )
+        return address
+
+
+class AirflowEnvironment:
+    """How partitioners reach databases and files inside Airflow: by its connections and ObjectStoragePath.
+
+    Args:
+        repository: whose engine partitioners get that name no connection.
+    """
+
+    def __init__(self, repository: JobRepository) -> None:
+        self._repository = repository
+
+    @contextmanager
+    def engine(self, conn_id: str | None) -> Iterator[Engine]:
+        """An engine for any Airflow connection that speaks SQL; None is the job repository's.
+
+        Raises:
+            ConfigurationError: the connection is missing, or there is no engine for its type.
+        """
+        if conn_id is None:
+            yield self._repository.engine
+            return
+        engine = _engine(_connection(conn_id))
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+    def path(self, url: str, conn_id: str | None) -> FilePath:
+        """A pathlib path for what is local, an ObjectStoragePath for everything else."""
+        if conn_id is None and not is_remote(url):
+            return local_path(url)
+        from airflow.sdk import ObjectStoragePath
+
+        path: FilePath = ObjectStoragePath(url, conn_id=conn_id)
+        return path
+
+
+def _engine(connection: Any) -> Engine:
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
+
+    from airflow_dbpartition.dialects import normalise_url
+
+    extra: Mapping[str, Any] = connection.extra_dejson
+    if supported_backend(connection, extra) is not None:
+        url, _ = database_url(connection, extra)
+        return create_engine(normalise_url(url), poolclass=NullPool, hide_parameters=True)
+    hook = connection.get_hook()
+    make = getattr(hook, "get_sqlalchemy_engine", None)
+    if make is None:
+        raise ConfigurationError(
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, for which there is no SQLAlchemy "
+            "engine: use one of an SQL database"
+        )
+    engine: Engine = make()
+    return engine
+
+
+def _connection(conn_id: str) -> Any:
+    """The Airflow connection.
+
+    Raises:
+        ConfigurationError: it is not defined.
+    """
+    try:
+        connection: ConnectionFields = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise _missing(conn_id) from None
+    return connection
+
+
+def _missing(conn_id: str) -> ConfigurationError:
+    variable = f"AIRFLOW_CONN_{conn_id.upper()}"
+    return ConfigurationError(
+        f"the Airflow connection {conn_id!r} is not defined: add it under Admin → Connections, or set {variable}"
+    )

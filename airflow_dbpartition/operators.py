@@ -1,0 +1,484 @@
+"""PartitionedStepOperator: splits a step into partitions for the worker nodes that are alive, and may wait for them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowTaskTimeout,
+    TaskDeferralTimeout,
+)
+
+from airflow_dbpartition import templated
+from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings
+from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError
+from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, JobRepositoryHook, opened
+from airflow_dbpartition.ownership import describe, map_index_of, owner_token, was_cleared
+from airflow_dbpartition.partitioners.collecting import as_partitioner
+from airflow_dbpartition.partitioners.function import FunctionPartitioner
+from airflow_dbpartition.storable import DEFAULT_CONTEXT_LIMIT_BYTES
+from airflow_dbpartition.task_outcome import Interruptible, airflow_errors
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
+
+    from airflow_dbpartition.connections import RepositoryAddress
+    from airflow_dbpartition.launching import Intent, Job
+    from airflow_dbpartition.repository import JobRepository
+    from airflow_dbpartition.storable import JsonObject
+    from airflow_dbpartition.waiting import Verdict
+
+NAME_LENGTH = 250
+DEFERRAL_GRACE_S = 15.0
+LONGEST_PAUSE_S = 30.0
+
+_READERS: dict[str, templated.Reader] = {
+    "step": templated.text(200),
+    "partitions_per_node": templated.integer(1),
+    "min_nodes": templated.integer(1),
+    "no_nodes": templated.one_of("wait", "fail"),
+    "node_group": templated.text(100),
+    "transferable": templated.transfer_policy,
+    "assignment": templated.assignment,
+    "stealing": templated.flag,
+    "partition_retries": templated.integer(0),
+    "partition_retry_delay": templated.delay_s,
+    "partition_retry_max_delay": templated.delay_s,
+    "max_node_losses": templated.integer(1),
+    "partition_timeout": templated.optional(templated.duration_s),
+    "fail_fast": templated.flag,
+    "priority": templated.integer(-1_000_000),
+    "job_name": templated.optional(templated.text(NAME_LENGTH)),
+    "job_parameters": templated.optional(templated.json_object),
+    "on_clear": templated.one_of("restart", "rerun"),
+    "context_limit_bytes": templated.integer(1),
+    "timeout": templated.optional(templated.duration_s),
+    "poll_interval": templated.duration_s,
+    "no_nodes_timeout": templated.optional(templated.duration_s),
+    "on_sigterm": templated.one_of("detach", "stop"),
+}
+
+
+class PartitionedStepOperator(Interruptible, BaseOperator):
+    """Writes one PENDING partition for each slice of a step; workers outside Airflow run them.
+
+    Without `wait_for_completion` it ends once the plan is written, and returns the job execution's id for a
+    `PartitionCompletionSensor`. With it, it ends when the last partition has, and returns the summary.
+
+    A **retry** attaches to an execution that still runs, returns one that has completed, and restarts what failed. After
+    a person's **clear** a completed job is done again (a new generation); of another, what failed is restarted.
+
+    Every argument may be a template, the partitioner's own included.
+
+    Args:
+        step: the name under which workers have registered the step.
+        partitioner: an object with `partition(grid_size)`, a function of grid_size or of nothing, a mapping of key to
+            context, a list of contexts, or another task's output of these.
+        partitions_per_node: partitions for each live node: the grid size is this times the nodes.
+        min_nodes: nodes to plan for where fewer, or none, are live.
+        no_nodes: "wait" writes the partitions for whoever comes; "fail" refuses when no node is live.
+        node_group: whose nodes do the work.
+        transferable: True: idempotent, may run again when its node is lost; False: never moves; "until_started": moves
+            until a node has claimed it, and never after. So by default nothing runs twice.
+        assignment: "round_robin", "least_loaded", "unassigned", or an object with `assign(partitions, nodes)`.
+        stealing: an idle node may take a transferable partition that has not started from a busy one.
+        partition_retries: further attempts at a partition after an exception.
+        partition_retry_delay: before the first of them; it doubles (timedelta or seconds).
+        partition_retry_max_delay: the longest of them (timedelta or seconds).
+        max_node_losses: a partition that has lost so many nodes fails, as poison.
+        partition_timeout: one attempt's longest time (timedelta or seconds); None = no limit.
+        fail_fast: stop the execution at the first failed partition.
+        priority: higher ones are claimed first.
+        job_name: the job's name; by default `dag_id.task_id`.
+        job_parameters: what identifies the job beside its name; by default the run and the map index. Never rely on
+            `ds` or `logical_date`: a run without a logical date has neither.
+        on_clear: "restart": see above; "rerun": a clear always does all of it again.
+        repository_conn_id: the Airflow connection of the job repository.
+        context_limit_bytes: how large one partition's context may be, as JSON.
+        timeout: from the launch on (timedelta or seconds). The moment is stored with the execution: retries and resumes
+            open no fresh window. Whoever waits stops the execution then, and the task fails without a retry.
+        wait_for_completion: wait for the end.
+        deferrable: wait in the triggerer; by default as Airflow's `[operators] default_deferrable` says.
+        poll_interval: between two looks while waiting (timedelta or seconds).
+        no_nodes_timeout: while waiting: fail when there was no live node for so long with work pending (timedelta or
+            seconds); the partitions stay. None = never.
+        on_sigterm: while waiting in a worker's slot that is drained: "detach" leaves the execution running, and the
+            retry attaches to it; "stop" stops it. A person's kill always stops it.
+    """
+
+    template_fields: Sequence[str] = (
+        "partitioner",
+        "repository_conn_id",
+        *_READERS,
+        "wait_for_completion",
+    )
+    template_fields_renderers = {"job_parameters": "json"}  # noqa: RUF012 - Airflow's own declaration
+    ui_color = "#dcecf7"
+
+    def __init__(
+        self,
+        *,
+        step: str,
+        partitioner: Any,
+        partitions_per_node: int | str = 1,
+        min_nodes: int | str = 1,
+        no_nodes: str = "wait",
+        node_group: str = DEFAULT_NODE_GROUP,
+        transferable: bool | str = "until_started",
+        assignment: Any = "round_robin",
+        stealing: bool | str = True,
+        partition_retries: int | str = 0,
+        partition_retry_delay: timedelta | float | str = 1.0,
+        partition_retry_max_delay: timedelta | float | str = 300.0,
+        max_node_losses: int | str = 3,
+        partition_timeout: timedelta | float | str | None = None,
+        fail_fast: bool | str = False,
+        priority: int | str = 0,
+        job_name: str | None = None,
+        job_parameters: Mapping[str, Any] | None = None,
+        on_clear: str = "restart",
+        repository_conn_id: str = DEFAULT_CONN_ID,
+        context_limit_bytes: int | str = DEFAULT_CONTEXT_LIMIT_BYTES,
+        timeout: timedelta | float | str | None = None,
+        wait_for_completion: bool | str = False,
+        deferrable: bool | None = None,
+        poll_interval: timedelta | float | str = 5.0,
+        no_nodes_timeout: timedelta | float | str | None = 1800.0,
+        on_sigterm: str = "detach",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.step = step
+        self.partitioner = _checked_partitioner(partitioner)
+        self.partitions_per_node = partitions_per_node
+        self.min_nodes = min_nodes
+        self.no_nodes = no_nodes
+        self.node_group = node_group
+        self.transferable = transferable
+        self.assignment = assignment
+        self.stealing = stealing
+        self.partition_retries = partition_retries
+        self.partition_retry_delay = partition_retry_delay
+        self.partition_retry_max_delay = partition_retry_max_delay
+        self.max_node_losses = max_node_losses
+        self.partition_timeout = partition_timeout
+        self.fail_fast = fail_fast
+        self.priority = priority
+        self.job_name = job_name
+        self.job_parameters = job_parameters
+        self.on_clear = on_clear
+        self.repository_conn_id = repository_conn_id
+        self.context_limit_bytes = context_limit_bytes
+        self.timeout = timeout
+        self.wait_for_completion = wait_for_completion
+        self.deferrable = _default_deferrable() if deferrable is None else deferrable
+        self.poll_interval = poll_interval
+        self.no_nodes_timeout = no_nodes_timeout
+        self.on_sigterm = on_sigterm
+        for name, read in _READERS.items():  # what is known already is refused when the DAG is read
+            value = getattr(self, name)
+            if not templated.is_template(value):
+                self._read(name, read, value)
+
+    # --- Airflow's entry points --------------------------------------------------------------------------------
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render copies of the objects that hold templates: they are shared by all runs in this process."""
+        self.partitioner = copy.copy(self.partitioner)
+        self.assignment = copy.copy(self.assignment)
+        super().render_template_fields(context, jinja_env)
+
+    def execute(self, context: Context) -> Any:
+        """Launch, and wait where that is asked for.
+
+        Returns:
+            The job execution's id; with `wait_for_completion` the summary (counts, summed counters).
+        """
+        with airflow_errors():
+            address = self._hook().address()
+            with opened(address) as repository:
+                job_execution_id = self._launch(repository, address, context)
+                if self._sigterm:
+                    self._on_sigterm(context, job_execution_id)
+                if not templated.flag("wait_for_completion", self.wait_for_completion):
+                    return job_execution_id
+                if self.deferrable:
+                    return self._end_or_defer(context, self._look(repository, address, job_execution_id))
+                return self._wait(repository, address, context, job_execution_id)
+
+    def execute_complete(self, context: Context, event: JsonObject | None = None, *, job_execution_id: int) -> Any:
+        """Resumed: whatever the event says, the database is asked again."""
+        if event is not None:
+            self.log.info("resumed: %s", event.get("message"))
+        with airflow_errors():
+            address = self._hook().address()
+            with opened(address) as repository:
+                return self._end_or_defer(context, self._look(repository, address, job_execution_id))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Airflow does not call `on_kill` when a deferral times out, so the execution is stopped here."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as error:
+            with airflow_errors():
+                return self._after_deferral_timeout(context, error)
+
+    # --- launching ---------------------------------------------------------------------------------------------
+
+    def _launch(self, repository: JobRepository, address: RepositoryAddress, context: Context) -> int:
+        from airflow_dbpartition.launching import Launcher
+
+        job = self._job(context)
+        launcher = Launcher(
+            repository,
+            environment=AirflowEnvironment(repository),
+            timings=address.timings,
+            log=self.log.info,
+        )
+        launched = launcher.launch(job, self._intent(repository, job.identity, context))
+        self.log.info(
+            "job execution %d of %r is %s", launched.job_execution_id, job.identity.job_name, launched.status
+        )
+        return launched.job_execution_id
+
+    def _job(self, context: Context) -> Job:
+        from airflow_dbpartition.launching import Job
+
+        ti: Any = context["ti"]
+        values = {name: self._read(name, read, getattr(self, name)) for name, read in _READERS.items()}
+        settings = JobSettings(
+            transferable=values["transferable"].value,
+            stealing=values["stealing"],
+            partition_retries=values["partition_retries"],
+            retry_delay_s=values["partition_retry_delay"],
+            retry_max_delay_s=values["partition_retry_max_delay"],
+            max_node_losses=values["max_node_losses"],
+            partition_timeout_s=values["partition_timeout"],
+            fail_fast=values["fail_fast"],
+        )
+        return Job(
+            identity=self._identity(context),
+            step_name=values["step"],
+            partitioner=_as_partitioner(self.partitioner),
+            node_group=values["node_group"],
+            partitions_per_node=values["partitions_per_node"],
+            min_nodes=values["min_nodes"],
+            no_nodes=values["no_nodes"],
+            strategy=values["assignment"],
+            settings=settings,
+            priority=values["priority"],
+            manager={**describe(ti, retries=self._retries()), "timeout_s": values["timeout"]},
+            owner_token=owner_token(ti),
+            timeout_s=values["timeout"],
+            context_limit_bytes=values["context_limit_bytes"],
+            run_partition_key=getattr(context["dag_run"], "partition_key", None),
+        )
+
+    def _identity(self, context: Context) -> JobIdentity:
+        ti: Any = context["ti"]
+        name = self._value("job_name") or _shortened(f"{ti.dag_id}.{ti.task_id}")
+        parameters = self._value("job_parameters")
+        if parameters is None:
+            parameters = {"run_id": ti.run_id, "map_index": map_index_of(ti)}
+        return JobIdentity(name, parameters)
+
+    def _intent(self, repository: JobRepository, identity: JobIdentity, context: Context) -> Intent:
+        from airflow_dbpartition.launching import Intent
+
+        ti: Any = context["ti"]
+        latest = repository.reading.latest(identity.job_name, identity.job_key)
+        if latest is None or not was_cleared(latest.manager, ti, retries=self._retries()):
+            return Intent.RUN
+        again = self._value("on_clear") == "rerun"
+        self.log.info("the task was cleared since job execution %d was launched", latest.job_execution_id)
+        return Intent.RERUN if again else Intent.CLEARED
+
+    def _retries(self) -> int:
+        return self.retries or 0
+
+    # --- waiting -----------------------------------------------------------------------------------------------
+
+    def _look(self, repository: JobRepository, address: RepositoryAddress, job_execution_id: int) -> Verdict:
+        from airflow_dbpartition.waiting import look
+
+        return look(
+            repository,
+            job_execution_id,
+            no_nodes_timeout_s=self._value("no_nodes_timeout"),
+            timings=address.timings,
+        )
+
+    def _wait(
+        self, repository: JobRepository, address: RepositoryAddress, context: Context, job_execution_id: int
+    ) -> Any:
+        """In this process, through outages of the database, until the end."""
+        from airflow_dbpartition.recovery import Continuity
+        from airflow_dbpartition.waiting import sweep
+
+        continuity = Continuity(address.timings)
+        said, failures = "", 0
+        try:
+            while True:
+                pause_s = self._value("poll_interval")
+                try:
+                    sweep(repository, address.timings, continuity)
+                    verdict = self._look(repository, address, job_execution_id)
+                    failures = 0
+                    if verdict.is_final:
+                        return self._conclude(context, verdict)
+                    job_execution_id = verdict.job_execution_id
+                    if verdict.message != said:
+                        said = verdict.message
+                        self.log.info(said)
+                except DatabaseError as error:
+                    failures += 1
+                    pause_s = min(LONGEST_PAUSE_S, pause_s * 2 ** min(failures, 10))
+                    self.log.warning("%s; the wait goes on", error)
+                self._pause(pause_s)
+                if self._sigterm:
+                    self._on_sigterm(context, job_execution_id)
+        except AirflowTaskTimeout:
+            self.log.error(self._stop(context, job_execution_id, "the task's execution_timeout has passed"))
+            raise
+
+    def _end_or_defer(self, context: Context, verdict: Verdict) -> Any:
+        if verdict.is_final:
+            return self._conclude(context, verdict)
+        from airflow_dbpartition.triggers import PartitionCompletionTrigger
+
+        self.log.info(verdict.message)
+        timeout = None
+        if (deadline := verdict.execution.deadline) is not None:
+            left_s = (deadline - datetime.now(timezone.utc)).total_seconds()
+            timeout = timedelta(seconds=max(1.0, left_s) + DEFERRAL_GRACE_S)
+        self.defer(
+            trigger=PartitionCompletionTrigger(
+                job_execution_id=verdict.job_execution_id,
+                repository_conn_id=self.repository_conn_id,
+                owner_token=owner_token(_ti(context)),
+                poll_interval_s=self._value("poll_interval"),
+                no_nodes_timeout_s=self._value("no_nodes_timeout"),
+            ),
+            method_name="execute_complete",
+            kwargs={"job_execution_id": verdict.job_execution_id},
+            timeout=timeout,
+        )
+
+    def _conclude(self, context: Context, verdict: Verdict) -> JsonObject | None:
+        """Success only where the counts in the database say so."""
+        from airflow_dbpartition.waiting import Outcome
+
+        if verdict.outcome is Outcome.COMPLETED:
+            self.log.info("%s: %s", verdict.message, verdict.summary)
+            return verdict.summary
+        if verdict.outcome is Outcome.LATE:
+            stopped = self._stop(context, verdict.job_execution_id, "its deadline has passed")
+            raise AirflowFailException(f"{verdict.message}; {stopped}")
+        if verdict.outcome in (Outcome.STOPPED, Outcome.ABANDONED):  # a person's word; a retry must not undo it
+            raise AirflowFailException(verdict.message)
+        raise AirflowException(verdict.message)
+
+    def _after_deferral_timeout(self, context: Context, error: TaskDeferralTimeout) -> Any:
+        from airflow_dbpartition.waiting import Outcome
+
+        identity = self._identity(context)
+        address = self._hook().address()
+        with opened(address) as repository:
+            latest = repository.reading.latest(identity.job_name, identity.job_key)
+            if latest is None:
+                raise error
+            verdict = self._look(repository, address, latest.job_execution_id)
+        if verdict.is_final and verdict.outcome is not Outcome.NO_NODES:
+            return self._conclude(context, verdict)
+        stopped = self._stop(context, latest.job_execution_id, "the deferral has timed out")
+        raise AirflowFailException(f"the wait has timed out: {verdict.message}; {stopped}") from error
+
+    def _on_sigterm(self, context: Context, job_execution_id: int) -> NoReturn:
+        self._interrupted(
+            context["ti"],
+            job_execution_id,
+            on_sigterm=self._value("on_sigterm"),
+            stop=lambda reason: self._stop(context, job_execution_id, reason),
+        )
+
+    def _stop(self, context: Context, job_execution_id: int, reason: str) -> str:
+        return stop_fenced(self._hook(), job_execution_id, token=owner_token(_ti(context)), reason=reason)
+
+    # --- arguments ---------------------------------------------------------------------------------------------
+
+    def _hook(self) -> JobRepositoryHook:
+        return JobRepositoryHook(self.repository_conn_id)
+
+    def _value(self, name: str) -> Any:
+        return self._read(name, _READERS[name], getattr(self, name))
+
+    def _read(self, name: str, read: templated.Reader, value: Any) -> Any:
+        try:
+            return read(name, value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {self.task_id!r}: {error}") from None
+
+
+def stop_fenced(hook: JobRepositoryHook, job_execution_id: int, *, token: str, reason: str) -> str:
+    """Stop an execution on a connection of its own, if `token` still owns it; never raises; what happened, in words."""
+    try:
+        with opened(hook.address(), pool_size=0) as repository:
+            latest = repository.reading.latest_of_instance(job_execution_id).job_execution_id
+            status = repository.executions.stop(latest, owner_token=token, reason=reason)
+            return f"job execution {latest} is {status}"
+    except DbPartitionError as error:
+        return f"job execution {job_execution_id} was not stopped: {error}"
+
+
+def _ti(context: Context) -> Any:
+    return context["ti"]
+
+
+def _default_deferrable() -> bool:
+    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= NAME_LENGTH:
+        return name
+    return f"{name[: NAME_LENGTH - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _checked_partitioner(partitioner: Any) -> Any:
+    """Refuse what is no partitioner when the DAG is read; wrap functions, which Airflow would call as templates."""
+    if templated.is_template(partitioner) or _is_list(partitioner):
+        return partitioner
+    return as_partitioner(partitioner)
+
+
+def _as_partitioner(partitioner: Any) -> Any:
+    if _is_list(partitioner):
+        return FunctionPartitioner(_Listed(partitioner))
+    return as_partitioner(partitioner)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+class _Listed:
+    """A ready list of contexts, which another task may have made."""
+
+    __qualname__ = "partitioner"
+
+    def __init__(self, contexts: Sequence[Any]) -> None:
+        self._contexts = contexts
+
+    def __call__(self) -> list[Any]:
+        return list(self._contexts)
+
+

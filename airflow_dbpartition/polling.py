@@ -1,0 +1,260 @@
+"""One poll for all waits of an event loop on one job repository: one thread, one connection, one query a tick."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from airflow_dbpartition.config import Timings
+from airflow_dbpartition.domain import JobExecution, NodeView, Progress
+from airflow_dbpartition.errors import DbPartitionError, JobExecutionNotFoundError
+from airflow_dbpartition.recovery import Continuity
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.waiting import Outcome, describe_progress, sweep, why_no_nodes
+
+SWEEP_EVERY_S = 5.0
+NODES_EVERY_S = 10.0
+LEAST_TICK_S = 0.2
+LONGEST_BACKOFF_S = 30.0
+LOG_PROGRESS_EVERY_S = 5.0
+
+Connect = Callable[[], Awaitable["tuple[Callable[[], JobRepository], Timings]"]]
+"""Looks up, without blocking, where the repository is: how to open it (in the poller's thread), and the timings."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one wait.
+
+    Args:
+        job_execution_id: the execution that is looked at now: a restart is followed.
+        message: for the log.
+        outcome: what the wait has come to; None = it goes on.
+    """
+
+    job_execution_id: int
+    message: str
+    outcome: Outcome | None = None
+
+
+@dataclass(eq=False)
+class _Wait:
+    current_id: int
+    poll_interval_s: float
+    no_nodes_timeout_s: float | None
+    news: asyncio.Queue[Update | BaseException] = field(default_factory=asyncio.Queue)
+    execution: JobExecution | None = None
+    last_message: str = ""
+    last_logged: float = float("-inf")
+
+    def changed(self, message: str, now: float) -> bool:
+        """Whether this is worth a line in the log: something new, and not more often than one can read."""
+        if message == self.last_message or now - self.last_logged < LOG_PROGRESS_EVERY_S:
+            return False
+        self.last_message, self.last_logged = message, now
+        return True
+
+
+class SharedPoller:
+    """Watches executions for any number of coroutines of one event loop.
+
+    The database is only touched in a thread of its own, so that a slow one never holds up the loop; and an outage,
+    however long, ends no wait: the poller connects again, with growing pauses.
+
+    Args:
+        connect: see `Connect`; called again after each failure, since passwords change.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._timings = Timings()
+        self._waits: list[_Wait] = []
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._repository: JobRepository | None = None
+        self._continuity = Continuity(self._timings)
+        self._swept = self._saw_nodes = time.monotonic()
+        self.ticks = 0
+
+    async def watch(
+        self, job_execution_id: int, *, poll_interval_s: float, no_nodes_timeout_s: float | None = None
+    ) -> AsyncIterator[Update]:
+        """News of an execution and its restarts; the last one has an outcome."""
+        wait = _Wait(job_execution_id, poll_interval_s, no_nodes_timeout_s)
+        self._waits.append(wait)
+        self._wake.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        try:
+            while True:
+                news = await wait.news.get()
+                if isinstance(news, BaseException):
+                    raise news
+                yield news
+                if news.outcome is not None:
+                    return
+        finally:
+            if wait in self._waits:
+                self._waits.remove(wait)
+            self._wake.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        try:
+            while self._waits:
+                self._wake.clear()
+                began = time.monotonic()
+                try:
+                    await self._tick()
+                    failures = 0
+                    pause_s = min((wait.poll_interval_s for wait in self._waits), default=0.0)
+                except _UnavailableError as error:
+                    await self._disconnect()
+                    failures += 1
+                    pause_s = min(LONGEST_BACKOFF_S, 2.0 ** min(failures, 10) / 2)
+                    if failures == 1:
+                        self._tell_all(f"{error}; the wait goes on")
+                await self._sleep(pause_s, since=began, may_wake=failures == 0)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: every wait must hear of it, or it would hang
+            failed, self._waits = self._waits, []
+            for wait in failed:
+                wait.news.put_nowait(error)
+        finally:
+            await self._disconnect()
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+                self._thread = None
+        if self._waits:  # one came while we were leaving
+            self._task = asyncio.ensure_future(self._run())
+
+    async def _sleep(self, pause_s: float, *, since: float, may_wake: bool) -> None:
+        """Until the next tick is due, or a wait has come or gone; many that come at once share a tick."""
+        if may_wake:
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(0.0, since + pause_s - time.monotonic()))
+            except asyncio.TimeoutError:
+                return
+            pause_s = LEAST_TICK_S if self._waits else 0.0
+        await asyncio.sleep(max(0.0, since + pause_s - time.monotonic()))
+
+    async def _tick(self) -> None:
+        self.ticks += 1
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dbpartition-poll")
+        loop = asyncio.get_running_loop()
+        try:
+            if self._repository is None:
+                self._repository = await loop.run_in_executor(self._thread, await self._opener())
+            waits = list(self._waits)
+            updates = await loop.run_in_executor(self._thread, self._look, self._repository, waits)
+        except DbPartitionError as error:
+            raise _UnavailableError(str(error)) from error
+        now = time.monotonic()
+        for wait, update in updates:
+            if update.outcome is not None or wait.changed(update.message, now):
+                wait.news.put_nowait(update)
+            if update.outcome is not None and wait in self._waits:
+                self._waits.remove(wait)
+
+    async def _opener(self) -> Callable[[], JobRepository]:
+        try:
+            opener, timings = await self._connect()
+        except DbPartitionError:
+            raise
+        except Exception as error:  # Airflow's API server or its secrets backend is away
+            raise _UnavailableError(f"the connection cannot be looked up: {error}") from error
+        if timings != self._timings:
+            self._timings, self._continuity = timings, Continuity(timings)
+        return opener
+
+    def _tell_all(self, message: str) -> None:
+        for wait in self._waits:
+            wait.news.put_nowait(Update(wait.current_id, message))
+
+    async def _disconnect(self) -> None:
+        repository, self._repository = self._repository, None
+        if repository is not None and self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, repository.close)
+
+    # --- in the thread -----------------------------------------------------------------------------------------
+
+    def _look(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
+        now = time.monotonic()
+        if now - self._swept >= SWEEP_EVERY_S:
+            self._swept = now
+            sweep(repository, self._timings, self._continuity)
+        found = repository.reading.progress(sorted({wait.current_id for wait in waits}))
+        self._continuity.heard()
+        updates = [(wait, self._judge(repository, wait, found.get(wait.current_id))) for wait in waits]
+        if now - self._saw_nodes >= NODES_EVERY_S:
+            self._saw_nodes = now
+            updates = self._without_nodes(repository, updates, found)
+        return updates
+
+    def _judge(self, repository: JobRepository, wait: _Wait, progress: Progress | None) -> Update:
+        if progress is not None and progress.status.is_active:
+            late = Outcome.LATE if progress.deadline_passed else None
+            return Update(wait.current_id, describe_progress(progress), late)
+        try:
+            latest = repository.reading.latest_of_instance(wait.current_id)
+        except JobExecutionNotFoundError as error:
+            return Update(wait.current_id, str(error), Outcome.FAILED)
+        if latest.job_execution_id != wait.current_id:
+            old, wait.current_id, wait.execution = wait.current_id, latest.job_execution_id, latest
+            return Update(wait.current_id, f"job execution {old} was restarted as {wait.current_id}")
+        if latest.status.is_active:  # it appeared between the two queries
+            return Update(wait.current_id, f"job execution {wait.current_id} is {latest.status}")
+        outcome = Outcome(latest.status.value.lower())
+        return Update(wait.current_id, f"job execution {wait.current_id} is {latest.status}", outcome)
+
+    def _without_nodes(
+        self, repository: JobRepository, updates: list[tuple[_Wait, Update]], found: dict[int, Progress]
+    ) -> list[tuple[_Wait, Update]]:
+        """Look for nodes once for all waits; only where none is in sight, a wait is looked at by itself."""
+        nodes = repository.nodes.all()
+        judged = []
+        for wait, update in updates:
+            progress = found.get(wait.current_id)
+            timeout_s = wait.no_nodes_timeout_s
+            if update.outcome is None and timeout_s is not None and progress is not None and progress.live:
+                if wait.execution is None:
+                    wait.execution = repository.reading.execution(wait.current_id)
+                if not _any_able(nodes, wait.execution, max(timeout_s, self._timings.unreachable_after_s)):
+                    why = why_no_nodes(
+                        repository, wait.execution, no_nodes_timeout_s=timeout_s, timings=self._timings
+                    )
+                    if why is not None:
+                        update = Update(wait.current_id, why, Outcome.NO_NODES)
+            judged.append((wait, update))
+        return judged
+
+
+class _UnavailableError(Exception):
+    """The database or its connection is not to be had now."""
+
+
+def _any_able(nodes: Sequence[NodeView], execution: JobExecution, within_s: float) -> bool:
+    return any(
+        node.node_group == execution.node_group
+        and execution.step_name in node.steps
+        and node.heartbeat_age_s < within_s
+        for node in nodes
+    )
+
+
+_pollers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, SharedPoller]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def shared_poller(key: Hashable, connect: Connect) -> SharedPoller:
+    """The poller of the running event loop for what `key` names; the first caller's `connect` is used."""
+    pollers = _pollers.setdefault(asyncio.get_running_loop(), {})
+    if key not in pollers:
+        pollers[key] = SharedPoller(connect)
+    return pollers[key]

@@ -1,0 +1,193 @@
+"""What is to be said of an execution that somebody waits for: one verdict for every way of waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from airflow_dbpartition.config import Timings
+from airflow_dbpartition.domain import ExecutionStatus, JobExecution, PartitionStatus, Progress
+from airflow_dbpartition.recovery import Continuity, Recovery
+from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.reading import Failure
+from airflow_dbpartition.storable import JsonObject
+
+NAMED_FAILURES = 10
+TAIL_LINES = 3
+TAIL_CHARS = 400
+
+
+class Outcome(Enum):
+    """How a wait stands. LATE: past the execution's deadline; NO_NODES: nobody has been there to do the work."""
+
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    ABANDONED = "abandoned"
+    LATE = "late"
+    NO_NODES = "no_nodes"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one look at the database showed.
+
+    Args:
+        outcome: whether the wait is over, and how.
+        execution: the one that is waited for: the latest of its instance.
+        message: why, in words for the task's log; while waiting, the progress.
+        summary: of a completed execution, what goes into XCom.
+    """
+
+    outcome: Outcome
+    execution: JobExecution
+    message: str
+    summary: JsonObject | None = None
+
+    @property
+    def job_execution_id(self) -> int:
+        return self.execution.job_execution_id
+
+    @property
+    def is_final(self) -> bool:
+        return self.outcome is not Outcome.WAITING
+
+
+def look(
+    repository: JobRepository,
+    job_execution_id: int,
+    *,
+    no_nodes_timeout_s: float | None = None,
+    timings: Timings | None = None,
+) -> Verdict:
+    """Judge by what the database says now, and by nothing else: any process may look, at any time.
+
+    Args:
+        job_execution_id: any execution of the instance; the latest one, its last restart, is what counts.
+        no_nodes_timeout_s: seconds without any live node after which pending work is given up; None = never.
+
+    Raises:
+        JobExecutionNotFoundError: there is no such execution (any more).
+        DatabaseError: the database refused.
+    """
+    while True:
+        execution = repository.reading.latest_of_instance(job_execution_id)
+        progress = repository.reading.progress([execution.job_execution_id]).get(execution.job_execution_id)
+        if progress is None:
+            continue  # purged between the two: the next look says so
+        if progress.status.is_active:
+            return _while_active(repository, execution, progress, no_nodes_timeout_s, timings or Timings())
+        if progress.status is ExecutionStatus.COMPLETED:
+            return _completed(repository, execution, progress)
+        latest = repository.reading.latest_of_instance(job_execution_id)
+        if latest.job_execution_id == execution.job_execution_id:
+            return _unsuccessful(repository, latest, progress)
+
+
+def sweep(repository: JobRepository, timings: Timings, continuity: Continuity | None = None) -> None:
+    """Do what any worker would: finish what is over and, after an unbroken presence, judge nodes.
+
+    So an execution ends even where no worker is left to end it.
+    """
+    if continuity is not None:
+        continuity.heard()
+    Recovery(repository, timings).sweep(may_judge=continuity is not None and continuity.may_judge)
+
+
+def describe_progress(progress: Progress) -> str:
+    """The counts in one line, as the task's log shows them."""
+    counts = progress.counts
+    words = [f"{progress.done}/{progress.total} partitions done"]
+    for status, word in (
+        (PartitionStatus.CLAIMED, "running"),
+        (PartitionStatus.PENDING, "waiting"),
+        (PartitionStatus.FAILED, "failed"),
+        (PartitionStatus.STOPPED, "stopped"),
+    ):
+        if counts.get(status):
+            words.append(f"{counts[status]} {word}")
+    ending = ", stopping" if progress.stop_requested else ""
+    return f"job execution {progress.job_execution_id}: {', '.join(words)}{ending}"
+
+
+def why_no_nodes(
+    repository: JobRepository, execution: JobExecution, *, no_nodes_timeout_s: float, timings: Timings
+) -> str | None:
+    """Why nobody will do the pending work, or None while there is hope.
+
+    The silence is measured by the database: since the last heartbeat of any node that could do it, or since the
+    execution was written. So it needs no memory, and a retry does not begin it anew.
+    """
+    group, step = execution.node_group, execution.step_name
+    able = [node for node in repository.nodes.all(node_group=group) if step in node.steps]
+    patience_s = max(no_nodes_timeout_s, timings.unreachable_after_s)
+    if any(node.heartbeat_age_s < patience_s for node in able):
+        return None
+    if repository.reading.age_s(execution.job_execution_id) < patience_s:
+        return None
+    gone = [node for node in repository.nodes.all(node_group=group, include_removed=True) if step in node.steps]
+    if any(node.heartbeat_age_s < patience_s for node in gone):
+        return None
+    others = repository.nodes.live(node_group=group, within_s=timings.unreachable_after_s)
+    known = f"; the {len(others)} live node(s) of the group do not know the step" if others else ""
+    return (
+        f"no live node of group {group!r} with the step {step!r} for {no_nodes_timeout_s:g} s{known}: start workers "
+        f"(`dbpartition worker --node-group {group} …`). The partitions wait for them"
+    )
+
+
+def _while_active(
+    repository: JobRepository,
+    execution: JobExecution,
+    progress: Progress,
+    no_nodes_timeout_s: float | None,
+    timings: Timings,
+) -> Verdict:
+    text = describe_progress(progress)
+    if progress.deadline_passed:
+        return Verdict(Outcome.LATE, execution, f"the deadline ({execution.deadline}) has passed: {text}")
+    if no_nodes_timeout_s is not None and progress.live:
+        why = why_no_nodes(repository, execution, no_nodes_timeout_s=no_nodes_timeout_s, timings=timings)
+        if why is not None:
+            return Verdict(Outcome.NO_NODES, execution, f"{text}; {why}")
+    return Verdict(Outcome.WAITING, execution, text)
+
+
+def _completed(repository: JobRepository, execution: JobExecution, progress: Progress) -> Verdict:
+    """COMPLETED is only believed when every single partition is."""
+    summary = repository.reading.summary(execution.job_execution_id)
+    completed = progress.counts.get(PartitionStatus.COMPLETED, 0)
+    believable = completed == progress.total == execution.partition_count
+    if believable and summary.counts["completed"] == summary.counts["total"]:
+        return Verdict(Outcome.COMPLETED, execution, describe_progress(progress), summary.to_json())
+    return Verdict(
+        Outcome.FAILED,
+        execution,
+        f"job execution {execution.job_execution_id} is marked COMPLETED, but its partitions are not "
+        f"({describe_progress(progress)}; {execution.partition_count} were planned): somebody changed the tables",
+    )
+
+
+def _unsuccessful(repository: JobRepository, execution: JobExecution, progress: Progress) -> Verdict:
+    name = f"job execution {execution.job_execution_id} ({execution.job_name})"
+    if progress.status is ExecutionStatus.ABANDONED:
+        return Verdict(Outcome.ABANDONED, execution, f"{name} was abandoned: it is never restarted by itself")
+    if progress.status is ExecutionStatus.STOPPED:
+        why = execution.exit_message or "stopped on request"
+        return Verdict(Outcome.STOPPED, execution, f"{name} was stopped ({why}): {describe_progress(progress)}")
+    failed = progress.counts.get(PartitionStatus.FAILED, 0)
+    failures = repository.reading.failures(execution.job_execution_id, limit=NAMED_FAILURES)
+    lines = [f"{name} FAILED: {failed} of {progress.total} partitions failed", *map(_failure_line, failures)]
+    if failed > len(failures):
+        lines.append(f"  and {failed - len(failures)} more")
+    return Verdict(Outcome.FAILED, execution, "\n".join(lines))
+
+
+def _failure_line(failure: Failure) -> str:
+    lines = [line for line in failure.message.strip().splitlines() if line.strip()] or ["no message"]
+    tail = "\n".join(lines[-TAIL_LINES:])
+    if len(tail) > TAIL_CHARS:
+        tail = "…" + tail[-TAIL_CHARS:]
+    indented = tail.replace("\n", "\n      ")
+    return f"  {failure.partition_key} on {failure.node_id} (attempt {failure.attempt}): {indented}"
