@@ -23,15 +23,15 @@ _BACKENDS = {
 
 # What libpq takes besides host, port, user, password and dbname.
 _LIBPQ = frozenset(
-    """application_name channel_binding client_encoding connect_timeout fallback_application_name gssdelegation
-    gssencmode gsslib hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname
-    load_balance_hosts max_protocol_version min_protocol_version options passfile require_auth requirepeer service
-    ssl_max_protocol_version ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey
-    sslmode sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout""".split()
+    "application_name channel_binding client_encoding connect_timeout fallback_application_name gssdelegation "
+    "gssencmode gsslib hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname "
+    "load_balance_hosts max_protocol_version min_protocol_version options passfile require_auth requirepeer service "
+    "ssl_max_protocol_version ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey "
+    "sslmode sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout".split()
 )
 _PYMYSQL = frozenset(
-    """ssl_ca ssl_cert ssl_key ssl_key_password ssl_check_hostname ssl_verify_cert ssl_verify_identity unix_socket
-    bind_address auth_plugin_map server_public_key program_name""".split()
+    "ssl_ca ssl_cert ssl_key ssl_key_password ssl_check_hostname ssl_verify_cert ssl_verify_identity unix_socket "
+    "bind_address auth_plugin_map server_public_key program_name".split()
 )
 # Settings of Airflow's own hooks that say nothing about how to connect.
 _IRRELEVANT = frozenset(

@@ -166,15 +166,6 @@ class JobRepositoryHook(BaseHook):
             return False, str(error)
         return True, f"job repository at revision {migrations.head_revision()}, {len(nodes)} live node(s)"
 
-    @classmethod
-    def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Labels of the connection form."""
-        return {
-            "hidden_fields": [],
-            "relabeling": {"schema": "Database"},
-            "placeholders": {"port": "5432", "schema": "dbpartition"},
-        }
-
     def _warned(self, address: RepositoryAddress) -> RepositoryAddress:
         if address.unknown:
             self.log.warning(

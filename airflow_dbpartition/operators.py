@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import XComArg
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import (
-    AirflowException,
-    AirflowFailException,
-    AirflowTaskTimeout,
-    TaskDeferralTimeout,
-)
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings
-from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError
-from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, JobRepositoryHook, opened
+from airflow_dbpartition.errors import JobExecutionNotFoundError
+from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, opened
 from airflow_dbpartition.ownership import describe, map_index_of, owner_token, was_cleared
 from airflow_dbpartition.partitioners.collecting import as_partitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
 from airflow_dbpartition.storable import DEFAULT_CONTEXT_LIMIT_BYTES
-from airflow_dbpartition.task_outcome import Interruptible, airflow_errors
+from airflow_dbpartition.task_outcome import airflow_errors
+from airflow_dbpartition.task_wait import DEFERRAL_GRACE_S, TaskWait
 
 if TYPE_CHECKING:
     import jinja2
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
     from airflow_dbpartition.waiting import Verdict
 
 NAME_LENGTH = 250
-DEFERRAL_GRACE_S = 15.0
-LONGEST_PAUSE_S = 30.0
 
 _READERS: dict[str, templated.Reader] = {
     "step": templated.text(200),
@@ -65,17 +59,18 @@ _READERS: dict[str, templated.Reader] = {
     "poll_interval": templated.duration_s,
     "no_nodes_timeout": templated.optional(templated.duration_s),
     "on_sigterm": templated.one_of("detach", "stop"),
+    "wait_for_completion": templated.flag,
 }
 
 
-class PartitionedStepOperator(Interruptible, BaseOperator):
+class PartitionedStepOperator(TaskWait):
     """Writes one PENDING partition for each slice of a step; workers outside Airflow run them.
 
     Without `wait_for_completion` it ends once the plan is written, and returns the job execution's id for a
     `PartitionCompletionSensor`. With it, it ends when the last partition has, and returns the summary.
 
-    A **retry** attaches to an execution that still runs, returns one that has completed, and restarts what failed. After
-    a person's **clear** a completed job is done again (a new generation); of another, what failed is restarted.
+    A **retry** attaches to an execution that still runs, returns one that has completed, and restarts what failed.
+    After a person's **clear** a completed job is done again (a new generation); of another, what failed is restarted.
 
     Every argument may be a template, the partitioner's own included.
 
@@ -119,10 +114,10 @@ class PartitionedStepOperator(Interruptible, BaseOperator):
         "partitioner",
         "repository_conn_id",
         *_READERS,
-        "wait_for_completion",
     )
     template_fields_renderers = {"job_parameters": "json"}  # noqa: RUF012 - Airflow's own declaration
     ui_color = "#dcecf7"
+    _readers = _READERS
 
     def __init__(
         self,
@@ -180,14 +175,14 @@ class PartitionedStepOperator(Interruptible, BaseOperator):
         self.context_limit_bytes = context_limit_bytes
         self.timeout = timeout
         self.wait_for_completion = wait_for_completion
-        self.deferrable = _default_deferrable() if deferrable is None else deferrable
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
         self.poll_interval = poll_interval
         self.no_nodes_timeout = no_nodes_timeout
         self.on_sigterm = on_sigterm
-        for name, read in _READERS.items():  # what is known already is refused when the DAG is read
-            value = getattr(self, name)
-            if not templated.is_template(value):
-                self._read(name, read, value)
+        self._refuse_what_is_known()
+        for holder in (self.partitioner, self.assignment):  # Airflow only looks at the operator's own fields
+            for name in getattr(holder, "template_fields", ()):
+                XComArg.apply_upstream_relationship(self, getattr(holder, name, None))
 
     # --- Airflow's entry points --------------------------------------------------------------------------------
 
@@ -207,30 +202,15 @@ class PartitionedStepOperator(Interruptible, BaseOperator):
             address = self._hook().address()
             with opened(address) as repository:
                 job_execution_id = self._launch(repository, address, context)
-                if self._sigterm:
-                    self._on_sigterm(context, job_execution_id)
-                if not templated.flag("wait_for_completion", self.wait_for_completion):
+                self._heed_sigterm(context, job_execution_id)
+                if not self._value("wait_for_completion"):
                     return job_execution_id
-                if self.deferrable:
-                    return self._end_or_defer(context, self._look(repository, address, job_execution_id))
-                return self._wait(repository, address, context, job_execution_id)
-
-    def execute_complete(self, context: Context, event: JsonObject | None = None, *, job_execution_id: int) -> Any:
-        """Resumed: whatever the event says, the database is asked again."""
-        if event is not None:
-            self.log.info("resumed: %s", event.get("message"))
-        with airflow_errors():
-            address = self._hook().address()
-            with opened(address) as repository:
-                return self._end_or_defer(context, self._look(repository, address, job_execution_id))
-
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Airflow does not call `on_kill` when a deferral times out, so the execution is stopped here."""
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout as error:
-            with airflow_errors():
-                return self._after_deferral_timeout(context, error)
+                if not self.deferrable:
+                    return self._wait(repository, address, context, job_execution_id)
+                verdict = self._look(repository, address, job_execution_id)
+            deadline = verdict.execution.deadline
+            give_up_at = None if deadline is None else deadline + timedelta(seconds=DEFERRAL_GRACE_S)
+            return self._conclude_or_defer(context, verdict, give_up_at)
 
     # --- launching ---------------------------------------------------------------------------------------------
 
@@ -245,16 +225,14 @@ class PartitionedStepOperator(Interruptible, BaseOperator):
             log=self.log.info,
         )
         launched = launcher.launch(job, self._intent(repository, job.identity, context))
-        self.log.info(
-            "job execution %d of %r is %s", launched.job_execution_id, job.identity.job_name, launched.status
-        )
+        self.log.info("job execution %d of %r is %s", launched.job_execution_id, job.identity.job_name, launched.status)
         return launched.job_execution_id
 
     def _job(self, context: Context) -> Job:
         from airflow_dbpartition.launching import Job
 
         ti: Any = context["ti"]
-        values = {name: self._read(name, read, getattr(self, name)) for name, read in _READERS.items()}
+        values = {name: self._value(name) for name in self._readers}
         settings = JobSettings(
             transferable=values["transferable"].value,
             stealing=values["stealing"],
@@ -307,143 +285,35 @@ class PartitionedStepOperator(Interruptible, BaseOperator):
 
     # --- waiting -----------------------------------------------------------------------------------------------
 
-    def _look(self, repository: JobRepository, address: RepositoryAddress, job_execution_id: int) -> Verdict:
-        from airflow_dbpartition.waiting import look
+    def _poll_interval_s(self) -> float:
+        return float(self._value("poll_interval"))
 
-        return look(
-            repository,
-            job_execution_id,
-            no_nodes_timeout_s=self._value("no_nodes_timeout"),
-            timings=address.timings,
-        )
-
-    def _wait(
-        self, repository: JobRepository, address: RepositoryAddress, context: Context, job_execution_id: int
-    ) -> Any:
-        """In this process, through outages of the database, until the end."""
-        from airflow_dbpartition.recovery import Continuity
-        from airflow_dbpartition.waiting import sweep
-
-        continuity = Continuity(address.timings)
-        said, failures = "", 0
-        try:
-            while True:
-                pause_s = self._value("poll_interval")
-                try:
-                    sweep(repository, address.timings, continuity)
-                    verdict = self._look(repository, address, job_execution_id)
-                    failures = 0
-                    if verdict.is_final:
-                        return self._conclude(context, verdict)
-                    job_execution_id = verdict.job_execution_id
-                    if verdict.message != said:
-                        said = verdict.message
-                        self.log.info(said)
-                except DatabaseError as error:
-                    failures += 1
-                    pause_s = min(LONGEST_PAUSE_S, pause_s * 2 ** min(failures, 10))
-                    self.log.warning("%s; the wait goes on", error)
-                self._pause(pause_s)
-                if self._sigterm:
-                    self._on_sigterm(context, job_execution_id)
-        except AirflowTaskTimeout:
-            self.log.error(self._stop(context, job_execution_id, "the task's execution_timeout has passed"))
-            raise
-
-    def _end_or_defer(self, context: Context, verdict: Verdict) -> Any:
-        if verdict.is_final:
-            return self._conclude(context, verdict)
-        from airflow_dbpartition.triggers import PartitionCompletionTrigger
-
-        self.log.info(verdict.message)
-        timeout = None
-        if (deadline := verdict.execution.deadline) is not None:
-            left_s = (deadline - datetime.now(timezone.utc)).total_seconds()
-            timeout = timedelta(seconds=max(1.0, left_s) + DEFERRAL_GRACE_S)
-        self.defer(
-            trigger=PartitionCompletionTrigger(
-                job_execution_id=verdict.job_execution_id,
-                repository_conn_id=self.repository_conn_id,
-                owner_token=owner_token(_ti(context)),
-                poll_interval_s=self._value("poll_interval"),
-                no_nodes_timeout_s=self._value("no_nodes_timeout"),
-            ),
-            method_name="execute_complete",
-            kwargs={"job_execution_id": verdict.job_execution_id},
-            timeout=timeout,
-        )
+    def _awaited(self, repository: JobRepository, context: Context) -> int:
+        identity = self._identity(context)
+        latest = repository.reading.latest(identity.job_name, identity.job_key)
+        if latest is None:
+            raise JobExecutionNotFoundError(f"job {identity.job_name!r} has no execution (any more)")
+        return latest.job_execution_id
 
     def _conclude(self, context: Context, verdict: Verdict) -> JsonObject | None:
-        """Success only where the counts in the database say so."""
         from airflow_dbpartition.waiting import Outcome
 
         if verdict.outcome is Outcome.COMPLETED:
             self.log.info("%s: %s", verdict.message, verdict.summary)
             return verdict.summary
         if verdict.outcome is Outcome.LATE:
-            stopped = self._stop(context, verdict.job_execution_id, "its deadline has passed")
-            raise AirflowFailException(f"{verdict.message}; {stopped}")
+            self._give_up(context, verdict, "its deadline has passed")
         if verdict.outcome in (Outcome.STOPPED, Outcome.ABANDONED):  # a person's word; a retry must not undo it
             raise AirflowFailException(verdict.message)
         raise AirflowException(verdict.message)
 
-    def _after_deferral_timeout(self, context: Context, error: TaskDeferralTimeout) -> Any:
-        from airflow_dbpartition.waiting import Outcome
-
-        identity = self._identity(context)
-        address = self._hook().address()
-        with opened(address) as repository:
-            latest = repository.reading.latest(identity.job_name, identity.job_key)
-            if latest is None:
-                raise error
-            verdict = self._look(repository, address, latest.job_execution_id)
-        if verdict.is_final and verdict.outcome is not Outcome.NO_NODES:
-            return self._conclude(context, verdict)
-        stopped = self._stop(context, latest.job_execution_id, "the deferral has timed out")
-        raise AirflowFailException(f"the wait has timed out: {verdict.message}; {stopped}") from error
-
-    def _on_sigterm(self, context: Context, job_execution_id: int) -> NoReturn:
-        self._interrupted(
-            context["ti"],
-            job_execution_id,
-            on_sigterm=self._value("on_sigterm"),
-            stop=lambda reason: self._stop(context, job_execution_id, reason),
-        )
-
-    def _stop(self, context: Context, job_execution_id: int, reason: str) -> str:
-        return stop_fenced(self._hook(), job_execution_id, token=owner_token(_ti(context)), reason=reason)
-
-    # --- arguments ---------------------------------------------------------------------------------------------
-
-    def _hook(self) -> JobRepositoryHook:
-        return JobRepositoryHook(self.repository_conn_id)
-
-    def _value(self, name: str) -> Any:
-        return self._read(name, _READERS[name], getattr(self, name))
-
-    def _read(self, name: str, read: templated.Reader, value: Any) -> Any:
-        try:
-            return read(name, value)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"task {self.task_id!r}: {error}") from None
+    def _give_up(self, context: Context, verdict: Verdict, why: str) -> NoReturn:
+        stopped = self._stop(context, verdict.job_execution_id, why)
+        raise AirflowFailException(f"{why}: {verdict.message}; {stopped}")
 
 
-def stop_fenced(hook: JobRepositoryHook, job_execution_id: int, *, token: str, reason: str) -> str:
-    """Stop an execution on a connection of its own, if `token` still owns it; never raises; what happened, in words."""
-    try:
-        with opened(hook.address(), pool_size=0) as repository:
-            latest = repository.reading.latest_of_instance(job_execution_id).job_execution_id
-            status = repository.executions.stop(latest, owner_token=token, reason=reason)
-            return f"job execution {latest} is {status}"
-    except DbPartitionError as error:
-        return f"job execution {job_execution_id} was not stopped: {error}"
-
-
-def _ti(context: Context) -> Any:
-    return context["ti"]
-
-
-def _default_deferrable() -> bool:
+def default_deferrable() -> bool:
+    """What Airflow's configuration says for operators that can defer."""
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
 
 
@@ -480,5 +350,3 @@ class _Listed:
 
     def __call__(self) -> list[Any]:
         return list(self._contexts)
-
-

@@ -8,8 +8,6 @@ from urllib.parse import quote
 
 from airflow_dbpartition.storable import JsonObject
 
-SENSOR = "sensor"
-
 
 class TaskInstance(Protocol):
     """What is read of a running task instance."""
@@ -49,18 +47,18 @@ def map_index_of(ti: TaskInstance) -> int:
     return -1 if ti.map_index is None else ti.map_index
 
 
+def same_run(stored: Mapping[str, Any], ti: TaskInstance) -> bool:
+    """Whether what is `stored` was written by a task of this task's own DAG run."""
+    return stored.get("dag_id") == ti.dag_id and stored.get("run_id") == ti.run_id
+
+
 def was_cleared(stored: Mapping[str, Any], ti: TaskInstance, *, retries: int) -> bool:
     """Whether a person has cleared the task since what is `stored` was written, as opposed to a retry.
 
     A clear makes `max_tries` grow, a retry does not, and only growth counts: authors change `retries`, too. Where
     another task wrote what is stored, this try must be the first one after a clear.
     """
-    mine = (
-        stored.get("dag_id") == ti.dag_id
-        and stored.get("run_id") == ti.run_id
-        and stored.get("task_id") == ti.task_id
-        and stored.get("map_index") == map_index_of(ti)
-    )
+    mine = same_run(stored, ti) and stored.get("task_id") == ti.task_id and stored.get("map_index") == map_index_of(ti)
     known = stored.get("max_tries")
     if mine and isinstance(known, int):
         return ti.max_tries > known

@@ -225,9 +225,7 @@ class SharedPoller:
                 if wait.execution is None:
                     wait.execution = repository.reading.execution(wait.current_id)
                 if not _any_able(nodes, wait.execution, max(timeout_s, self._timings.unreachable_after_s)):
-                    why = why_no_nodes(
-                        repository, wait.execution, no_nodes_timeout_s=timeout_s, timings=self._timings
-                    )
+                    why = why_no_nodes(repository, wait.execution, no_nodes_timeout_s=timeout_s, timings=self._timings)
                     if why is not None:
                         update = Update(wait.current_id, why, Outcome.NO_NODES)
             judged.append((wait, update))

@@ -65,9 +65,7 @@ class Interruptible:
         while not self._sigterm and (left := end - time.monotonic()) > 0:
             time.sleep(min(_SLICE_S, left))
 
-    def _interrupted(
-        self, ti: Any, job_execution_id: int, *, on_sigterm: str, stop: Callable[[str], str]
-    ) -> NoReturn:
+    def _interrupted(self, ti: Any, job_execution_id: int, *, on_sigterm: str, stop: Callable[[str], str]) -> NoReturn:
         """Stop the execution or leave it alone, and raise.
 
         Args:

@@ -51,7 +51,7 @@ class PartitionCompletionTrigger(BaseTrigger):
         poll_interval_s: float = 5.0,
         no_nodes_timeout_s: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.job_execution_id = job_execution_id
         self.repository_conn_id = repository_conn_id
         self.owner_token = owner_token
@@ -83,7 +83,7 @@ class PartitionCompletionTrigger(BaseTrigger):
             self._current_id = update.job_execution_id
             self.log.info(update.message)
             if update.outcome is not None:
-                yield TriggerEvent(
+                yield TriggerEvent(  # type: ignore[no-untyped-call]
                     {
                         "status": update.outcome.value,
                         "job_execution_id": update.job_execution_id,

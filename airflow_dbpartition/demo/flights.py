@@ -62,9 +62,16 @@ flights = Table(
     Column("distance", Integer, comment="miles"),
 )
 
+
+def _job_instance_id() -> Column[int]:
+    """Whose result a row is: a job that is done all over again (cleared in Airflow) has results of its own."""
+    return Column("job_instance_id", BigInteger, primary_key=True, autoincrement=False)
+
+
 flight_totals = Table(
     "flight_totals",
     metadata,
+    _job_instance_id(),
     Column("carrier", Text, primary_key=True),
     Column("flight_date", Date, primary_key=True),
     Column("flights", BigInteger, nullable=False, comment="valid flights, cancelled ones among them"),
@@ -76,6 +83,7 @@ flight_totals = Table(
 flight_rejects = Table(
     "flight_rejects",
     metadata,
+    _job_instance_id(),
     Column("flight_id", BigInteger, primary_key=True, autoincrement=False),
     Column("reason", Text, nullable=False),
 )
@@ -131,7 +139,7 @@ def rejects(rows: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"flight_id": id_, "reason": reason} for id_, reason in sorted(found) if reason is not None]
 
 
-def upsert_totals(totals: Sequence[Mapping[str, Any]]) -> Insert:
+def upsert_totals(totals: Sequence[Mapping[str, Any]], *, job_instance_id: int) -> Insert:
     """Return the statement that adds totals to those already there.
 
     The rows go in by the order of their key: two partitions that add to the same days at once wait for each other, and
@@ -139,10 +147,13 @@ def upsert_totals(totals: Sequence[Mapping[str, Any]]) -> Insert:
     """
     if not totals:
         raise ValueError("expected at least one row of totals, got none: leave the statement out")
-    ordered = sorted((dict(total) for total in totals), key=lambda total: (total["carrier"], total["flight_date"]))
+    ordered = sorted(
+        ({"job_instance_id": job_instance_id, **total} for total in totals),
+        key=lambda total: (total["carrier"], total["flight_date"]),
+    )
     statement = postgresql_insert(flight_totals).values(ordered)
     return statement.on_conflict_do_update(
-        index_elements=[flight_totals.c.carrier, flight_totals.c.flight_date],
+        index_elements=list(flight_totals.primary_key.columns),
         set_={name: flight_totals.c[name] + statement.excluded[name] for name in SUMS},
     )
 
@@ -155,7 +166,7 @@ class Page:
     rejected: int
 
 
-def write_page(connection: Connection, rows: Sequence[Any]) -> Page:
+def write_page(connection: Connection, rows: Sequence[Any], *, job_instance_id: int) -> Page:
     """Add one page of flights to the totals and the rejects, in the caller's transaction.
 
     Nothing here forgives a second time: rejects are inserted plainly, so that a page written twice fails.
@@ -163,9 +174,9 @@ def write_page(connection: Connection, rows: Sequence[Any]) -> Page:
     refused = rejects(rows)
     totals = summarise(rows)
     if totals:
-        connection.execute(upsert_totals(totals))
+        connection.execute(upsert_totals(totals, job_instance_id=job_instance_id))
     if refused:
-        connection.execute(insert(flight_rejects), refused)
+        connection.execute(insert(flight_rejects).values(job_instance_id=job_instance_id), refused)
     return Page(valid=len(rows) - len(refused), rejected=len(refused))
 
 
@@ -192,12 +203,6 @@ def load_flights(url: str, *, limit: int | None = None) -> int:
         loaded = connection.execute(text(_FROM_RAW)).rowcount
         connection.execute(text("ANALYZE flights"))
         return loaded
-
-
-def reset_results(url: str) -> None:
-    """Empty the two target tables, for another run on the same flights."""
-    with _transaction(url) as connection:
-        connection.execute(text("TRUNCATE flight_totals, flight_rejects"))
 
 
 @dataclass(frozen=True)
@@ -233,11 +238,11 @@ class Comparison:
         return f"{self.differences:,} rows differ: {counts}{shown}" + (f"\n  … and {rest:,} more" if rest else "")
 
 
-def compare(url: str) -> Comparison:
-    """Compare the target tables with one direct aggregate of `flights`, row by row and in both directions."""
+def compare(url: str, *, job_instance_id: int) -> Comparison:
+    """Compare a job's results with one direct aggregate of `flights`, row by row and in both directions."""
     pairs = (
-        ("totals", expected_totals(), select(flight_totals)),
-        ("rejects", expected_rejects(), select(flight_rejects)),
+        ("totals", expected_totals(), _results(flight_totals, job_instance_id)),
+        ("rejects", expected_rejects(), _results(flight_rejects, job_instance_id)),
     )
     differences, examples = 0, list[str]()
     with _transaction(url) as connection:
@@ -249,8 +254,8 @@ def compare(url: str) -> Comparison:
                 differences += len(differing)
                 examples += [f"{word} in {name}: {tuple(map(str, row))}" for row in differing]
         counts = [
-            connection.execute(select(func.count()).select_from(table)).scalar_one()
-            for table in (flights, flight_totals, flight_rejects)
+            connection.execute(select(func.count()).select_from(rows.subquery())).scalar_one()
+            for rows in (select(flights), *(found for _, _, found in pairs))
         ]
     return Comparison(
         flights=counts[0],
@@ -259,6 +264,11 @@ def compare(url: str) -> Comparison:
         differences=differences,
         examples=tuple(examples[:EXAMPLES]),
     )
+
+
+def _results(table: Table, job_instance_id: int) -> Select[Any]:
+    columns = [column for column in table.c if column.name != "job_instance_id"]
+    return select(*columns).where(table.c.job_instance_id == job_instance_id)
 
 
 def expected_totals() -> Select[Any]:

@@ -99,7 +99,7 @@ def run_job(stage: Stage, console: Console, *, kill: bool) -> Figures:
     stage.api.unpause(DAG_ID)
     run_id = stage.api.trigger(DAG_ID)
     began = time.monotonic()
-    console.print(f"  DAG run {run_id} triggered; Airflow plans, the workers work")
+    console.print(f"  DAG run {run_id} triggered; Airflow plans, the workers work", soft_wrap=True)
     killed_at: float | None = None
     execution_id: int | None = None
 
@@ -166,7 +166,8 @@ def _choose_victim(stage: Stage, picture: Picture) -> str | None:
 
 
 def _report(stage: Stage, console: Console, figures: Figures) -> int:
-    comparison = compare(stage.url)
+    job = stage.repository.reading.recent(limit=1, job_name=JOB_NAME)[0]
+    comparison = compare(stage.url, job_instance_id=job.job_instance_id)
     mark = "[green]✔[/green]" if comparison.equal else "[red]✘[/red]"
     console.print(f"\n{mark} against one direct SQL aggregate: {comparison.describe()}", soft_wrap=True)
     console.print(
@@ -195,7 +196,7 @@ def _report(stage: Stage, console: Console, figures: Figures) -> int:
 def _say_how_to_look_further(stage: Stage, console: Console, *, keep: bool) -> None:
     console.print(f"\n  Airflow UI: {stage.airflow.base_url}  (no login: everybody is admin here)")
     if not keep:
-        console.print("  it ends with the demo; `make demo KEEP=1` leaves everything running to look around")
+        console.print("  it ends with the demo; `make demo KEEP=1` leaves everything running", soft_wrap=True)
         return
     console.print(f"  look further:\n    export DBPARTITION_DATABASE_URL={stage.url}")
     console.print("    dbpartition nodes; dbpartition jobs; dbpartition job 1; dbpartition partitions 1")

@@ -23,7 +23,7 @@ def reconcile_flights(ctx: PartitionContext) -> dict[str, Any]:
     query = select(flights).where(flights.c.id.between(low, high))
     for page in ctx.read_keyset(query, key=flights.c.id, size=PAGE_ROWS):
         with ctx.transaction() as connection:  # the page's totals + checkpoint + counters + fence, or nothing
-            written = write_page(connection, page)
+            written = write_page(connection, page, job_instance_id=ctx.job_instance_id)
             ctx.counters.write += written.valid
             ctx.counters.skip += written.rejected
         time.sleep(PAGE_PAUSE_S)

@@ -560,7 +560,7 @@ class Executions:
         """FAILED if anything failed, else STOPPED if anything was stopped, else COMPLETED; and why."""
         p = self._tables.partitions.c
         query = select(p.status, func.count()).where(p.job_execution_id == row.job_execution_id).group_by(p.status)
-        counts: dict[str, int] = {status: number for status, number in connection.execute(query)}
+        counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
         failed = counts.get(PartitionStatus.FAILED.value, 0)
         stopped = counts.get(PartitionStatus.STOPPED.value, 0)
         if failed:

@@ -51,6 +51,7 @@ class PartitionContext:
     Attributes:
         context: the execution context: the input that the partitioner gave.
         partition_key, step_name, job_name, job_execution_id, attempt, node_id: who and what this is.
+        job_instance_id: the same over attempts and restarts; another where the job is done all over again.
         counters: read, write, filter, skip, commit, rollback; committed with each transaction.
         checkpoint: see `Checkpoint`.
         log: a structlog logger that carries the ids.
@@ -70,6 +71,7 @@ class PartitionContext:
         self.step_name = claim.step_name
         self.job_name = claim.job_name
         self.job_execution_id = claim.job_execution_id
+        self.job_instance_id = claim.job_instance_id
         self.attempt = claim.attempt
         self.node_id = claim.node_id
         self.log = structlog.get_logger("dbpartition.step").bind(

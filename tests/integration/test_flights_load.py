@@ -15,7 +15,6 @@ from airflow_dbpartition.demo.flights import (
     flight_rejects,
     flights,
     load_flights,
-    reset_results,
     write_page,
 )
 
@@ -33,7 +32,7 @@ def url(server: EmbeddedPostgres) -> str:
     return server.create_database(f"flights_{time.monotonic_ns()}")
 
 
-def write_all(url: str, *, page_size: int) -> None:
+def write_all(url: str, *, page_size: int, job: int = 1) -> None:
     engine = create_engine(url)
     last = 0
     with engine.connect() as connection:
@@ -42,7 +41,7 @@ def write_all(url: str, *, page_size: int) -> None:
             rows = connection.execute(page).all()
             if not rows:
                 break
-            write_page(connection, rows)
+            write_page(connection, rows, job_instance_id=job)
             connection.commit()
             last = rows[-1].id
     engine.dispose()
@@ -83,16 +82,15 @@ def test_loading_again_gives_the_same_flights_and_empty_targets(url: str) -> Non
     write_all(url, page_size=500)
 
     assert load_flights(url, limit=1000) == 1000
-    verdict = compare(url)
+    verdict = compare(url, job_instance_id=1)
     assert (verdict.flights, verdict.totals, verdict.rejects) == (1000, 0, 0)
 
 
 def test_pages_of_any_size_add_up_to_what_one_statement_computes(url: str) -> None:
     load_flights(url, limit=20_000)
-    for page_size in (777, 5000):
-        reset_results(url)
-        write_all(url, page_size=page_size)
-        verdict = compare(url)
+    for job, page_size in enumerate((777, 5000), start=1):
+        write_all(url, page_size=page_size, job=job)
+        verdict = compare(url, job_instance_id=job)
         assert verdict.equal, verdict.describe()
         assert verdict.totals > 300
         assert verdict.rejects > 50
@@ -103,18 +101,18 @@ def test_pages_of_any_size_add_up_to_what_one_statement_computes(url: str) -> No
     [
         ("UPDATE flight_totals SET cancelled = cancelled + 1 WHERE carrier = 'UA' AND flight_date = '2013-01-02'", 2),
         ("DELETE FROM flight_totals WHERE carrier = 'UA' AND flight_date = '2013-01-02'", 1),
-        ("INSERT INTO flight_rejects VALUES (1, 'no distance')", 1),
+        ("INSERT INTO flight_rejects VALUES (1, 1, 'no distance')", 1),
         ("DELETE FROM flight_rejects", 4),
     ],
 )
 def test_one_wrong_row_is_found_and_named(url: str, damage: str, differences: int) -> None:
     load_flights(url, limit=3000)
     write_all(url, page_size=1000)
-    assert compare(url).equal
+    assert compare(url, job_instance_id=1).equal
 
     run(url, damage)
 
-    verdict = compare(url)
+    verdict = compare(url, job_instance_id=1)
     assert not verdict.equal
     assert verdict.differences == differences
     assert f"{differences} rows differ" in verdict.describe()
@@ -125,5 +123,5 @@ def test_a_page_written_twice_fails_when_it_has_a_reject(url: str) -> None:
     write_all(url, page_size=3000)
     with pytest.raises(Exception, match="flight_rejects_pkey"):
         write_all(url, page_size=3000)
-    assert compare(url).equal
+    assert compare(url, job_instance_id=1).equal
     assert flight_rejects.name == "flight_rejects"

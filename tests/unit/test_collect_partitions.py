@@ -147,7 +147,8 @@ def test_a_context_that_is_not_json_is_refused_by_place(context: Any, message: s
 def test_a_context_that_contains_itself_is_refused() -> None:
     endless: dict[str, Any] = {}
     endless["me"] = endless
-    with pytest.raises(InvalidPartitionError, match="'eu' cannot be stored: .* is nested deeper than 100 levels, or contains itself"):
+    expected = r"'eu' cannot be stored: .* is nested deeper than 100 levels, or contains itself"
+    with pytest.raises(InvalidPartitionError, match=expected):
         collect(lambda: [Partition("eu", endless)])
 
 

@@ -75,15 +75,15 @@ def test_nothing_in_gives_nothing_out() -> None:
 def test_totals_are_written_in_the_order_of_their_key_whatever_order_they_come_in() -> None:
     totals = summarise([Flight(carrier=carrier) for carrier in ("AA", "MQ", "UA")])
 
-    statement = upsert_totals(list(reversed(totals))).compile(
+    statement = upsert_totals(list(reversed(totals)), job_instance_id=1).compile(
         dialect=make_url("postgresql+psycopg2://").get_dialect()()
     )
 
     written = [value for name, value in statement.params.items() if name.startswith("carrier")]
     assert written == ["AA", "MQ", "UA"]
-    assert "ON CONFLICT (carrier, flight_date) DO UPDATE SET" in str(statement)
+    assert "ON CONFLICT (job_instance_id, carrier, flight_date) DO UPDATE SET" in str(statement)
 
 
 def test_an_upsert_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="expected at least one row of totals, got none"):
-        upsert_totals([])
+        upsert_totals([], job_instance_id=1)

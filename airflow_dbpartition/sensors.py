@@ -1,0 +1,234 @@
+"""PartitionCompletionSensor: waits for the end of a job execution, by poking, by rescheduling, or deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+)
+
+from airflow_dbpartition import templated
+from airflow_dbpartition.errors import DatabaseError
+from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
+from airflow_dbpartition.operators import default_deferrable
+from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
+from airflow_dbpartition.task_outcome import airflow_errors
+from airflow_dbpartition.task_wait import TaskWait
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_dbpartition.connections import RepositoryAddress
+    from airflow_dbpartition.domain import JobExecution
+    from airflow_dbpartition.repository import JobRepository
+    from airflow_dbpartition.waiting import Verdict
+
+_READERS: dict[str, templated.Reader] = {
+    "job_execution_id": templated.integer(1),
+    "restart_failed": templated.flag,
+    "no_nodes_timeout": templated.optional(templated.duration_s),
+    "on_sigterm": templated.one_of("detach", "stop"),
+}
+
+
+class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
+    """Succeeds when every partition has COMPLETED; its return value is the summary (counts, summed counters).
+
+    It follows restarts: the latest execution of the same instance is what counts. `mode="poke"`, `mode="reschedule"`
+    and `deferrable=True` come to the same verdict.
+
+    A sensor of the DAG run that launched the execution owns it: to mark the sensor failed, to clear it, or its timeout
+    stops the execution; and when it is retried or cleared after a failure, it restarts what failed. A sensor elsewhere
+    only watches.
+
+    `soft_fail` skips on timeouts, never on failed partitions.
+
+    Args:
+        job_execution_id: what `PartitionedStepOperator` returned.
+        repository_conn_id: the Airflow connection of the job repository.
+        restart_failed: a retried or cleared sensor restarts a failed or stopped execution, once per try.
+        deferrable: wait in the triggerer; by default as Airflow's `[operators] default_deferrable` says.
+        no_nodes_timeout: fail when there was no live node for so long with work pending (timedelta or seconds); the
+            partitions stay. None = never.
+        on_sigterm: when the sensor's own process is drained: "detach" leaves the execution running, and the retry goes
+            on waiting; "stop" stops it. A person's kill always stops it.
+        poke_interval: seconds between two looks, in every mode; 5 by default.
+        timeout: seconds, as in every Airflow sensor; the launch's own deadline ends the wait as well.
+        kwargs: everything else a sensor takes (mode, soft_fail, retries …).
+    """
+
+    template_fields: Sequence[str] = ("repository_conn_id", *_READERS)
+    ui_color = "#e6f1f2"
+    _readers = _READERS
+
+    def __init__(
+        self,
+        *,
+        job_execution_id: Any,
+        repository_conn_id: str = DEFAULT_CONN_ID,
+        restart_failed: bool | str = True,
+        deferrable: bool | None = None,
+        no_nodes_timeout: timedelta | float | str | None = 1800.0,
+        on_sigterm: str = "detach",
+        poke_interval: timedelta | float = 5.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(poke_interval=poke_interval, **kwargs)
+        self.job_execution_id = job_execution_id
+        self.repository_conn_id = repository_conn_id
+        self.restart_failed = restart_failed
+        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.no_nodes_timeout = no_nodes_timeout
+        self.on_sigterm = on_sigterm
+        self._owns = False
+        self._refuse_what_is_known()
+
+    # --- Airflow's entry points --------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> Any:
+        """Wait for the end; returns the summary."""
+        if self.reschedule and not self.deferrable:
+            return self._poke_or_reschedule(context)
+        with airflow_errors():
+            address = self._hook().address()
+            with opened(address) as repository:
+                job_execution_id = self._begin(repository, address, context)
+                if not self.deferrable:
+                    return self._wait(repository, address, context, job_execution_id, timeout_s=self.timeout)
+                verdict = self._look(repository, address, job_execution_id)
+            return self._conclude_or_defer(
+                context, verdict, datetime.now(timezone.utc) + timedelta(seconds=self.timeout)
+            )
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """One look.
+
+        Raises:
+            AirflowException: the execution has ended otherwise than well.
+        """
+        from airflow_dbpartition.waiting import sweep
+
+        with airflow_errors():
+            address = self._hook().address()
+            with opened(address) as repository:
+                job_execution_id = self._begin(repository, address, context)
+                sweep(repository, address.timings)
+                verdict = self._look(repository, address, job_execution_id)
+            if verdict.is_final:
+                return PokeReturnValue(is_done=True, xcom_value=self._conclude(context, verdict))
+            self.log.info(verdict.message)
+            self._heed_sigterm(context, verdict.job_execution_id)
+            return PokeReturnValue(is_done=False)
+
+    def _poke_or_reschedule(self, context: Context) -> Any:
+        """As the base class does it, but an outage of the database is waited out, and a timeout stops the work."""
+        ti: Any = context["ti"]
+        first = ti.get_first_reschedule_date(context)
+        began = first or datetime.now(timezone.utc)
+
+        def elapsed_s() -> float:
+            return float((datetime.now(timezone.utc) - began).total_seconds())
+
+        try:
+            looked = self.poke(context)
+            if looked.is_done:
+                return looked.xcom_value
+        except AirflowException as error:
+            if first is None or not isinstance(error.__context__, DatabaseError):
+                raise
+            self.log.warning("%s; the wait goes on", error)
+        if elapsed_s() > self.timeout:
+            with airflow_errors():
+                address = self._hook().address()
+                with opened(address) as repository:
+                    verdict = self._look(repository, address, self._awaited(repository, context))
+                if verdict.is_final:
+                    return self._conclude(context, verdict)
+                self._give_up(context, verdict, f"timed out after {self.timeout:g} s")
+        pause_s = self._get_next_poke_interval(began, elapsed_s, 1)
+        raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
+            datetime.now(timezone.utc) + timedelta(seconds=pause_s)
+        )
+
+    # --- waiting -----------------------------------------------------------------------------------------------
+
+    def _begin(self, repository: JobRepository, address: RepositoryAddress, context: Context) -> int:
+        """Take over what this run has launched, and restart it where this try is a person's or Airflow's retry."""
+        ti: Any = context["ti"]
+        execution = repository.reading.latest_of_instance(self._value("job_execution_id"))
+        self._owns = same_run(execution.manager, ti)
+        if not self._owns:
+            return execution.job_execution_id
+        if execution.status.is_active:
+            repository.executions.attach(execution.job_execution_id, owner_token=owner_token(ti))
+        elif self._is_to_restart(execution, ti):
+            return self._restart(repository, address, execution, ti)
+        return execution.job_execution_id
+
+    def _is_to_restart(self, execution: JobExecution, ti: Any) -> bool:
+        """A later try of this sensor, which has not restarted or awaited this very execution yet."""
+        from airflow_dbpartition.domain import ExecutionStatus
+
+        return (
+            ti.try_number > 1
+            and execution.owner_token != owner_token(ti)
+            and execution.status in (ExecutionStatus.FAILED, ExecutionStatus.STOPPED)
+            and self._value("restart_failed")
+        )
+
+    def _restart(self, repository: JobRepository, address: RepositoryAddress, execution: JobExecution, ti: Any) -> int:
+        from airflow_dbpartition.launching import Launcher
+
+        retries = self.retries or 0
+        cleared = was_cleared(execution.manager, ti, retries=retries)
+        timeout_s = execution.manager.get("timeout_s")
+        launched = Launcher(repository, timings=address.timings, log=self.log.info).restart(
+            execution.job_execution_id,
+            owner_token=owner_token(ti),
+            manager={**describe(ti, retries=retries), "timeout_s": timeout_s},
+            include_lost=cleared,
+            timeout_s=timeout_s,
+            keep_deadline=not cleared and timeout_s is not None,
+        )
+        return launched.job_execution_id
+
+    def _poll_interval_s(self) -> float:
+        return max(0.2, float(self.poke_interval))
+
+    def _token(self, context: Context) -> str | None:
+        return super()._token(context) if self._owns else None
+
+    def _awaited(self, repository: JobRepository, context: Context) -> int:
+        execution = repository.reading.latest_of_instance(self._value("job_execution_id"))
+        self._owns = same_run(execution.manager, context["ti"])
+        return execution.job_execution_id
+
+    def _conclude(self, context: Context, verdict: Verdict) -> Any:
+        from airflow_dbpartition.waiting import Outcome
+
+        self._owns = same_run(verdict.execution.manager, context["ti"])
+        if verdict.outcome is Outcome.COMPLETED:
+            self.log.info("%s: %s", verdict.message, verdict.summary)
+            return verdict.summary
+        if verdict.outcome is Outcome.LATE:
+            self._give_up(context, verdict, "its deadline has passed")
+        if self.never_fail:
+            raise AirflowSkipException(f"skipped, since never_fail is set: {verdict.message}")
+        if verdict.outcome in (Outcome.STOPPED, Outcome.ABANDONED):  # a person's word; a retry must not undo it
+            raise AirflowFailException(verdict.message)
+        raise AirflowException(verdict.message)
+
+    def _give_up(self, context: Context, verdict: Verdict, why: str) -> NoReturn:
+        stopped = self._stop(context, verdict.job_execution_id, why)
+        message = f"{why}: {verdict.message}; {stopped}"
+        if self.soft_fail or self.never_fail:
+            raise AirflowSkipException(f"skipped, since soft_fail is set: {message}")
+        raise AirflowSensorTimeout(message)
