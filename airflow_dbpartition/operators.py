@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import XComArg
-from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition import templated
@@ -21,7 +20,7 @@ from airflow_dbpartition.partitioners.collecting import as_partitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
 from airflow_dbpartition.storable import DEFAULT_CONTEXT_LIMIT_BYTES
 from airflow_dbpartition.task_outcome import airflow_errors
-from airflow_dbpartition.task_wait import DEFERRAL_GRACE_S, TaskWait
+from airflow_dbpartition.task_wait import DEFERRAL_GRACE_S, TaskWait, default_deferrable
 
 if TYPE_CHECKING:
     import jinja2
@@ -310,11 +309,6 @@ class PartitionedStepOperator(TaskWait):
     def _give_up(self, context: Context, verdict: Verdict, why: str) -> NoReturn:
         stopped = self._stop(context, verdict.job_execution_id, why)
         raise AirflowFailException(f"{why}: {verdict.message}; {stopped}")
-
-
-def default_deferrable() -> bool:
-    """What Airflow's configuration says for operators that can defer."""
-    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
 
 
 def _shortened(name: str) -> str:

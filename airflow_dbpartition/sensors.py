@@ -18,10 +18,9 @@ from airflow.sdk.exceptions import (
 from airflow_dbpartition import templated
 from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
-from airflow_dbpartition.operators import default_deferrable
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
 from airflow_dbpartition.task_outcome import airflow_errors
-from airflow_dbpartition.task_wait import TaskWait
+from airflow_dbpartition.task_wait import TaskWait, default_deferrable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

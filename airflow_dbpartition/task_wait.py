@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralTimeout
 
 from airflow_dbpartition import templated
@@ -236,3 +237,8 @@ class TaskWait(Interruptible, BaseOperator):
             value = getattr(self, name)
             if not templated.is_template(value):
                 self._read(name, value)
+
+
+def default_deferrable() -> bool:
+    """What Airflow's configuration says for operators that can defer."""
+    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
