@@ -217,7 +217,9 @@ def _last_line(error: Exception) -> str:
 
 def with_user(database: Database, user: str, password: str | None = None) -> Database:
     """The same place, seen by another user."""
-    return Database(database.name, _shown(make_url(database.url).set(username=user, password=password)), database.schema)
+    return Database(
+        database.name, _shown(make_url(database.url).set(username=user, password=password)), database.schema
+    )
 
 
 def run_sql(database: Database, *statements: str) -> None:

@@ -127,9 +127,7 @@ def silence(repository: JobRepository, node_id: str, seconds: float) -> None:
     """Let the node's last heartbeat be so old."""
     n = repository.tables.nodes
     with repository.engine.begin() as connection:
-        connection.execute(
-            update(n).where(n.c.node_id == node_id).values(last_heartbeat=db_later(-seconds))
-        )
+        connection.execute(update(n).where(n.c.node_id == node_id).values(last_heartbeat=db_later(-seconds)))
 
 
 def age_partitions(repository: JobRepository, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Row, exists, select, update
+from sqlalchemy import ColumnElement, Row, exists, select, true, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
@@ -142,6 +142,10 @@ class Claims:
         ]
         if stealing:
             runnable.append(e.stealing == 1)
+        runs: ColumnElement[bool] = exists().where(*runnable)
+        if connection.dialect.name in ("mysql", "mariadb"):
+            # A bare EXISTS becomes a join that sorts, and so locks, every row: other claimers would find nothing.
+            runs = runs.is_(true())
         candidates = (
             select(self._tables.partitions)
             .where(
@@ -149,7 +153,7 @@ class Claims:
                 whose,
                 p.available_at <= db_now(),
                 p.step_name.in_(steps),
-                exists().where(*runnable),
+                runs,
                 # A node that was removed must not claim under its old name.
                 exists().where(n.node_id == node_id, n.status == NodeStatus.ACTIVE.value),
             )

@@ -57,15 +57,24 @@ class Losses:
         return self._mark(living, NodeStatus.REMOVED, self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s))
 
     def deregister(self, node_id: str) -> None:
-        """A node leaves by itself."""
-        living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
-        self._mark(living, NodeStatus.REMOVED, self._tables.nodes.c.node_id == node_id)
+        """A node leaves by itself; a heartbeat or claim of its own that is still under way is waited for."""
+
+        def work(connection: Connection) -> None:
+            n = self._tables.nodes.c
+            connection.execute(
+                update(self._tables.nodes)
+                .where(n.node_id == node_id, n.status != NodeStatus.REMOVED.value)
+                .values(status=NodeStatus.REMOVED.value)
+            )
+
+        self._transactions.run(work)
 
     def _mark(self, sources: tuple[NodeStatus, ...], target: NodeStatus, guard: ColumnElement[bool]) -> list[str]:
         def work(connection: Connection) -> list[str]:
             n = self._tables.nodes.c
             condition = and_(n.status.in_([status.value for status in sources]), guard)
             # Locked first and judged again by the UPDATE: a heartbeat that came between saves the node.
+            # Who is locked is being heard, or judged by another sweep: not waited for.
             query = select(n.node_id).where(condition).order_by(n.node_id).with_for_update(skip_locked=True)
             ids = list(connection.execute(query).scalars())
             marked = []

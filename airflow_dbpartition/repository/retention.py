@@ -63,16 +63,16 @@ class Retention:
         ids = list(connection.execute(old.order_by(i.job_instance_id).limit(INSTANCES_PER_TRANSACTION)).scalars())
         if not ids:
             return Purged()
-        # Locked and looked at again: a restart may have begun since.
         rows = connection.execute(
-            select(e.job_execution_id, e.job_instance_id, e.active_instance_id)
+            select(e.job_execution_id, e.job_instance_id)
             .where(e.job_instance_id.in_(ids))
             .order_by(e.job_execution_id)
             .with_for_update()
         ).all()
-        busy = {row.job_instance_id for row in rows if row.active_instance_id is not None}
-        executions = [row.job_execution_id for row in rows if row.job_instance_id not in busy]
-        gone = [job_instance_id for job_instance_id in ids if job_instance_id not in busy]
+        # Locked, and looked at again by a statement of its own: while this one waited for the locks, a restart may
+        # have written an execution that it does not see. From now on none can: restarts lock what they restart.
+        gone = list(connection.execute(old.where(i.job_instance_id.in_(ids))).scalars())
+        executions = [row.job_execution_id for row in rows if row.job_instance_id in gone]
         partitions = 0
         if executions:
             connection.execute(delete(self._tables.events).where(v.job_execution_id.in_(executions)))

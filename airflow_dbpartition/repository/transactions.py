@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, NoResultFound, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from airflow_dbpartition.dialects import explain, is_conflict, is_disconnect
@@ -44,7 +44,8 @@ class Transactions:
         Args:
             work: gets the connection; must not commit, and must bear being called again from its start.
             repeatable: running the committed work once more does no harm.
-            conflicts: a unique constraint that was hit means another process was faster: look again.
+            conflicts: a unique constraint that was hit, or a row that has vanished, means that another process was
+                faster: look again.
 
         Raises:
             DatabaseError, SchemaError: when the database stays unwilling.
@@ -61,7 +62,7 @@ class Transactions:
                         committing = True
                         connection.commit()
                     return result
-            except IntegrityError as error:
+            except (IntegrityError, NoResultFound) as error:
                 if conflicts:
                     raise _TryAgainError from error
                 raise

@@ -59,12 +59,12 @@ class Watchdog:
 
 
 def _cut(driver_connection: Any) -> None:
-    with contextlib.suppress(Exception):  # closed meanwhile: nothing waits on it any more
-        with socket.socket(fileno=driver_connection.fileno()) as borrowed:
-            try:
-                borrowed.shutdown(socket.SHUT_RDWR)
-            finally:
-                borrowed.detach()  # the descriptor is libpq's to close
+    # An error here means that it was closed meanwhile: nothing waits on it any more.
+    with contextlib.suppress(Exception), socket.socket(fileno=driver_connection.fileno()) as borrowed:
+        try:
+            borrowed.shutdown(socket.SHUT_RDWR)
+        finally:
+            borrowed.detach()  # the descriptor is libpq's to close
 
 
 WATCHDOG = Watchdog()

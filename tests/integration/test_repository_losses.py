@@ -235,9 +235,7 @@ def test_one_execution_that_cannot_be_read_does_not_stop_the_sweep(repository: J
     e = repository.tables.executions
     broken: dict[str, Any] = {"transferable": "of the future", "max_node_losses": "many"}
     with repository.engine.begin() as connection:
-        connection.execute(
-            update(e).where(e.c.job_execution_id == worse.job_execution_id).values(settings=broken)
-        )
+        connection.execute(update(e).where(e.c.job_execution_id == worse.job_execution_id).values(settings=broken))
     for node in ("gone1", "gone2"):
         remove(repository, node)
     sweep(repository)

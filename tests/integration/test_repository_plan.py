@@ -65,7 +65,7 @@ def test_a_plan_that_breaks_off_in_the_middle_leaves_nothing(repository: JobRepo
     class Dies(dict[str, str | None]):
         """A placement whose process dies when the third batch is about to be written."""
 
-        def get(self, key: str, default: object = None) -> None:  # type: ignore[override]
+        def get(self, key: str, default: object = None) -> None:
             if key == "p4500":
                 raise KeyboardInterrupt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from tests.scenarios import (
 )
 
 
-def half_done(repository: JobRepository, **options: object) -> int:
+def half_done(repository: JobRepository, **options: Any) -> int:
     """Four partitions: p0 completed, p1 failed after a checkpoint, p2 and p3 stopped before they began."""
     add_node(repository)
     partitions = [

@@ -6,14 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from airflow_dbpartition.repository import JobRepository
 from tests.databases import Database
-
-T = TypeVar("T")
 
 _ROUNDS = float(os.environ.get("DBPARTITION_TEST_ROUNDS", "1"))
 
@@ -24,7 +22,7 @@ def rounds(usual: int, database: Database | None = None) -> range:
     return range(max(1, round(usual * _ROUNDS * share)))
 
 
-def race(*runners: Callable[[], T]) -> list[T | BaseException]:
+def race(*runners: Callable[[], object]) -> list[Any]:
     """Start all at the same instant; what each returned or raised, in order."""
     barrier = threading.Barrier(len(runners))
     outcomes: list[Any] = [None] * len(runners)
