@@ -51,7 +51,7 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, kill: bool = 
         directory: where data and logs go; None = a temporary one, removed when all went well.
         kill: SIGKILL one worker in mid-run.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     place = directory or Path(tempfile.mkdtemp(prefix="dbpartition-demo-"))
     _terminate_as_interrupt()
     began = time.monotonic()
@@ -69,7 +69,7 @@ def run_demo(*, keep: bool = False, directory: Path | None = None, kill: bool = 
         console.print("interrupted: everything has been stopped")
         code = 0 if keep and code == 0 else 130
     except DbPartitionError as error:
-        console.print(f"[red]the demo could not run:[/red] {error}", markup=True, soft_wrap=True)
+        console.print(f"[red]the demo could not run:[/red] {error}", markup=True)
     if directory is None and code == 0:
         shutil.rmtree(place, ignore_errors=True)
     elif code:
@@ -99,7 +99,7 @@ def run_job(stage: Stage, console: Console, *, kill: bool) -> Figures:
     stage.api.unpause(DAG_ID)
     run_id = stage.api.trigger(DAG_ID)
     began = time.monotonic()
-    console.print(f"  DAG run {run_id} triggered; Airflow plans, the workers work", soft_wrap=True)
+    console.print(f"  DAG run {run_id} triggered; Airflow plans, the workers work")
     killed_at: float | None = None
     execution_id: int | None = None
 
@@ -169,11 +169,10 @@ def _report(stage: Stage, console: Console, figures: Figures) -> int:
     job = stage.repository.reading.recent(limit=1, job_name=JOB_NAME)[0]
     comparison = compare(stage.url, job_instance_id=job.job_instance_id)
     mark = "[green]✔[/green]" if comparison.equal else "[red]✘[/red]"
-    console.print(f"\n{mark} against one direct SQL aggregate: {comparison.describe()}", soft_wrap=True)
+    console.print(f"\n{mark} against one direct SQL aggregate: {comparison.describe()}")
     console.print(
         f"  {figures.flights:,} flights in {figures.partitions} partitions, DAG run {figures.run_s:.1f} s, "
         f"{figures.flights / figures.run_s:,.0f} flights/s (each page of 1,000 rests {PAGE_PAUSE_S:g} s, for show)",
-        soft_wrap=True,
     )
     missed = False
     if figures.killed is not None:
@@ -187,7 +186,6 @@ def _report(stage: Stage, console: Console, figures: Figures) -> int:
                 f"  failover: {figures.killed} was killed; its partition was given to another worker after "
                 f"{figures.replaced_s or figures.failover_s:.1f} s (threshold: {stage.timings.remove_after_s:g} s) and "
                 f"ran there, as soon as that had a free slot, after {figures.failover_s:.1f} s",
-                soft_wrap=True,
             )
     console.print(f"  the whole demo took {figures.whole_s:.0f} s")
     return 0 if comparison.equal and not missed else EXIT_WORK_FAILED
@@ -196,7 +194,7 @@ def _report(stage: Stage, console: Console, figures: Figures) -> int:
 def _say_how_to_look_further(stage: Stage, console: Console, *, keep: bool) -> None:
     console.print(f"\n  Airflow UI: {stage.airflow.base_url}  (no login: everybody is admin here)")
     if not keep:
-        console.print("  it ends with the demo; `make demo KEEP=1` leaves everything running", soft_wrap=True)
+        console.print("  it ends with the demo; `make demo KEEP=1` leaves everything running")
         return
     console.print(f"  look further:\n    export DBPARTITION_DATABASE_URL={stage.url}")
     console.print("    dbpartition nodes; dbpartition jobs; dbpartition job 1; dbpartition partitions 1")

@@ -112,7 +112,7 @@ class Screen:
             self._say(f"{time.monotonic() - self._began:5.1f} s  {done}, {detail} ({nodes})")
 
     def _say(self, line: str) -> None:
-        self._console.print(f"  {line}", soft_wrap=True)
+        self._console.print(f"  {line}")
 
     def close(self) -> None:
         if self._live is not None:
@@ -132,4 +132,4 @@ def _nodes_table(picture: Picture) -> Table:
 
 def _words(event: EventRow) -> str:
     last = ((event.message or "").strip().splitlines() or [""])[-1]
-    return f"{event.event}: partition {event.partition_key}, {last}"
+    return f"{event.event}: {event.partition_key}: {last}"

