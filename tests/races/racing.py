@@ -14,6 +14,7 @@ from airflow_dbpartition.repository import JobRepository
 from tests.databases import Database
 
 _ROUNDS = float(os.environ.get("DBPARTITION_TEST_ROUNDS", "1"))
+LONGEST_RACE_S = 120
 
 
 def rounds(usual: int, database: Database | None = None) -> range:
@@ -38,9 +39,9 @@ def race(*runners: Callable[[], object]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=LONGEST_RACE_S)
     if any(thread.is_alive() for thread in threads):
-        pytest.fail("a racer did not come to an end within 120 s")
+        pytest.fail(f"a racer did not come to an end within {LONGEST_RACE_S} s")
     return outcomes
 
 
