@@ -100,19 +100,14 @@ class JobRepositoryHook(BaseHook):
         return self._warned(repository_address(connection, connection.extra_dejson, schema=self.schema))
 
     async def async_address(self) -> RepositoryAddress:
-        """As `address`, for an event loop, which is never blocked.
+        """As `address`, for an event loop, which is never blocked: in a thread, where talking to Airflow may wait.
 
         Raises:
             ConfigurationError: the connection is missing or cannot be used.
         """
-        from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
+        from asgiref.sync import sync_to_async
 
-        try:
-            connection: Any = await get_async_connection(self.repository_conn_id)
-        except AirflowNotFoundException:
-            raise _missing(self.repository_conn_id) from None
-        extra: Mapping[str, Any] = await get_async_extra_dejson(connection)
-        return self._warned(repository_address(connection, extra, schema=self.schema))
+        return await sync_to_async(self.address)()
 
     @contextmanager
     def repository(self, *, pool_size: int = 1) -> Iterator[JobRepository]:

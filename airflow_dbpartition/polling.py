@@ -22,6 +22,8 @@ LEAST_TICK_S = 0.2
 LONGEST_BACKOFF_S = 30.0
 LOG_PROGRESS_EVERY_S = 5.0
 
+_FAULTS = (ImportError, AttributeError, NameError, TypeError)  # of a programme, which no waiting mends
+
 Connect = Callable[[], Awaitable["tuple[Callable[[], JobRepository], Timings]"]]
 """Looks up, without blocking, where the repository is: how to open it (in the poller's thread), and the timings."""
 
@@ -164,7 +166,7 @@ class SharedPoller:
     async def _opener(self) -> Callable[[], JobRepository]:
         try:
             opener, timings = await self._connect()
-        except DbPartitionError:
+        except (DbPartitionError, *_FAULTS):
             raise
         except Exception as error:  # Airflow's API server or its secrets backend is away
             raise _UnavailableError(f"the connection cannot be looked up: {error}") from error
