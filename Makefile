@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit sql wheel clean help
+.PHONY: demo test lint types imports unit lowest sql wheel clean help
 
 help: ## Say what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -30,6 +30,13 @@ imports: $(VENV)/.dev ## Import contracts.
 unit: $(VENV)/.dev ## Only the quick tests, without databases or processes.
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
+# The oldest Airflow that this package claims to work with.
+LOWEST_AIRFLOW := 3.3.0
+
+lowest: ## The demo and the Airflow tests on the oldest Airflow that is supported, in an environment of its own.
+	$(MAKE) $(VENV)-lowest/.dev VENV=$(VENV)-lowest PINS='apache-airflow==$(LOWEST_AIRFLOW)'
+	$(VENV)-lowest/bin/python -m pytest tests/airflow tests/e2e $(PYTEST_ARGS)
+
 sql: $(VENV)/.dev ## Print the schema into sql/ again.
 	for dialect in postgresql mysql sqlite; do $(BIN)/dbpartition db sql --dialect $$dialect --directory sql/$$dialect; done
 
@@ -37,7 +44,7 @@ wheel: $(VENV)/.dev ## Build wheel and sdist into dist/.
 	$(BIN)/python -m build
 
 clean: ## Remove what the other targets made.
-	rm -rf $(VENV) dist .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest dist .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -47,10 +54,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV) (about a minute, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[demo]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV) (about a minute, once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]' $(PINS)
 	@touch $@
