@@ -13,7 +13,6 @@ from typing import Any, get_type_hints
 
 import typer
 from prometheus_client import Metric
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -33,6 +32,7 @@ from airflow_dbpartition import (
     views,
     worker,
 )
+from airflow_dbpartition.migrations import DIALECTS
 from airflow_dbpartition.provider_info import get_provider_info
 from airflow_dbpartition.schema import VERSION_TABLE, build_tables
 from airflow_dbpartition.worker.context import Checkpoint
@@ -93,7 +93,7 @@ def arguments(function: Any, texts: dict[str, str]) -> str:
         if name == "self":
             continue
         default = "required" if parameter.default is parameter.empty else code(repr(parameter.default))
-        stars = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+        stars = {"VAR_KEYWORD": "**", "VAR_POSITIONAL": "*"}.get(parameter.kind.name, "")
         if stars:
             default = ""
         kind = "" if parameter.annotation is parameter.empty else code(parameter.annotation)
@@ -107,7 +107,7 @@ def class_entry(documented: type, *, level: int = 2, methods: Sequence[str] = ()
     yield f"{'#' * level} {documented.__name__}\n"
     yield body + "\n"
     if vars(documented).get("__init__") is not None and "Args" in found:
-        yield arguments(documented.__init__, found["Args"])
+        yield arguments(vars(documented)["__init__"], found["Args"])
     elif "Args" in found:
         yield arguments(documented, found["Args"])
     if "Attributes" in found:
@@ -317,7 +317,7 @@ def tables() -> Iterator[str]:
         "`dbpartition db sql`.\n"
     )
     built = build_tables()
-    dialects: list[Any] = [postgresql.dialect(), mysql.dialect(), sqlite.dialect()]
+    dialects: list[Any] = [dialect() for dialect in DIALECTS.values()]
     for one in built.all:
         about, texts = column_texts.TABLES[one.name]
         yield f"## {one.name}\n"
