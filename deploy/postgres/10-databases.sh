@@ -3,9 +3,9 @@
 set -eu
 psql --set=ON_ERROR_STOP=1 --username "$POSTGRES_USER" --dbname postgres \
     --set=airflow_password="$AIRFLOW_DATABASE_PASSWORD" \
-    --set=dbpartition_password="$DBPARTITION_DATABASE_PASSWORD" <<'SQL'
+    --set=repository_password="$REPOSITORY_DATABASE_PASSWORD" <<'SQL'
 CREATE ROLE airflow LOGIN PASSWORD :'airflow_password';
 CREATE DATABASE airflow OWNER airflow;
-CREATE ROLE dbpartition LOGIN PASSWORD :'dbpartition_password';
+CREATE ROLE dbpartition LOGIN PASSWORD :'repository_password';
 CREATE DATABASE dbpartition OWNER dbpartition;
 SQL
