@@ -84,7 +84,7 @@ def dockerfile(name: str) -> Dockerfile:
         elif word == "STOPSIGNAL":
             found.stop_signal = rest
         elif word == "ENV":
-            found.environment.update(pair.split("=", 1) for pair in rest.split())  # type: ignore[arg-type]
+            found.environment |= {name: value for name, _, value in (pair.partition("=") for pair in rest.split())}
         elif word in ("ENTRYPOINT", "CMD"):
             try:
                 words = json.loads(rest)

@@ -103,7 +103,7 @@ class Stage:
     def _directory_of(self, service: str) -> Path:
         workdir = dockerfile("worker").workdir
         for volume in self.services[service].get("volumes", []):
-            source, target = volume.split(":")[:2]
+            source, target = str(volume).split(":")[:2]
             if target == workdir:
                 return ROOT / source
         return self.directory
