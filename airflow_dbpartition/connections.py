@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from airflow_dbpartition.config import DatabaseConfig, Timings
+from airflow_dbpartition.config import DatabaseConfig, Timings, positive
 from airflow_dbpartition.errors import ConfigurationError
 
 OWN_TYPE = "dbpartition"
@@ -141,16 +141,14 @@ def repository_address(
         ConfigurationError: the connection cannot be used; names it and the field.
     """
     url, unknown = database_url(connection, extra)
-    address = RepositoryAddress(
+    return RepositoryAddress(
         conn_id=connection.conn_id,
         url=url,
-        schema=schema or extra.get(SCHEMA_EXTRA) or None,
+        schema=schema or _schema(connection.conn_id, extra),
         timings=_timings(connection.conn_id, extra),
-        connect_timeout_s=_number(connection.conn_id, "connect_timeout", extra.get("connect_timeout") or 10.0),
+        connect_timeout_s=_connect_timeout_s(connection.conn_id, extra),
         unknown=unknown,
     )
-    address.config(pool_size=0)  # refuse what cannot work while the connection can still be named
-    return address
 
 
 def _dialect_hint(connection: ConnectionFields, extra: Mapping[str, Any]) -> str:
@@ -179,14 +177,39 @@ def _timings(conn_id: str, extra: Mapping[str, Any]) -> Timings:
     try:
         return Timings(**given)
     except ConfigurationError as error:
-        raise ConfigurationError(f"connection {conn_id!r}: {error}") from None
+        raise ConfigurationError(_named(conn_id, error)) from None
+
+
+def _schema(conn_id: str, extra: Mapping[str, Any]) -> str | None:
+    value = extra.get(SCHEMA_EXTRA)
+    if value is None or isinstance(value, str):
+        return value or None
+    raise ConfigurationError(f"connection {conn_id!r}: expected {SCHEMA_EXTRA} to be text, got {value!r}")
+
+
+def _connect_timeout_s(conn_id: str, extra: Mapping[str, Any]) -> float:
+    value = extra.get("connect_timeout")
+    if value in (None, ""):
+        return 10.0
+    try:
+        return positive("connect_timeout", _number(conn_id, "connect_timeout", value))
+    except ConfigurationError as error:
+        raise ConfigurationError(_named(conn_id, error)) from None
 
 
 def _number(conn_id: str, name: str, value: object) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ConfigurationError(f"connection {conn_id!r}: expected {name} to be a number, got {value!r}") from None
+
+
+def _named(conn_id: str, error: ConfigurationError) -> str:
+    """The error's words, with the connection before them if they do not name it yet."""
+    name = f"connection {conn_id!r}: "
+    return name + str(error).removeprefix(name)
 
 
 def _text(value: object) -> str:

