@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+# [start step]
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, insert, select
 from sqlalchemy.engine import Connection
 
-# [start step]
 from airflow_dbpartition.worker import ChunkStep, KeysetReader, PartitionContext, step
 
 metadata = MetaData()

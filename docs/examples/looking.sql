@@ -30,12 +30,6 @@ WHERE job_execution_id = 1
 ORDER BY event_id;
 -- [end events]
 
--- [start queue]
-SELECT COALESCE(SUM(pending + claimed), 0)
-FROM batch_job_progress
-WHERE status IN ('STARTING', 'STARTED') AND node_group = 'default';
--- [end queue]
-
 -- [start silent]
 SELECT COUNT(*)
 FROM batch_cluster

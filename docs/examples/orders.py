@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+# [start step]
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, insert, select
 
-# [start step]
 from airflow_dbpartition.worker import PartitionContext, step
 
 metadata = MetaData()
