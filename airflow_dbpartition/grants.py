@@ -50,7 +50,8 @@ def grants_sql(tables: Tables, dialect: Dialect) -> list[str]:
     for role, rights in _RIGHTS.items():
         if dialect.name == "postgresql":
             statements.append(
-                f"DO $$ BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+                f"DO $$ BEGIN CREATE ROLE {role} NOLOGIN; "
+                "EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
             )
             if schema:
                 statements.append(f"GRANT USAGE ON SCHEMA {quote(schema)} TO {role}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,19 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_mock_engine, inspect, text
+from sqlalchemy import UniqueConstraint, create_mock_engine, inspect, text
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Connection, Dialect, Engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex
 
 from airflow_dbpartition.dialects import UPGRADE_HINT, explain
 from airflow_dbpartition.errors import ConfigurationError, SchemaError
-from airflow_dbpartition.schema import VERSION_TABLE, build_tables
+from airflow_dbpartition.schema import VERSION_TABLE, Tables, build_tables
 from airflow_dbpartition.views import VIEW_NAMES, create_views_sql, drop_views_sql
 
-_LOCK_KEY = 0x6462_7061_7274  # "dbpart": two upgrades at once take turns
+_LOCK_KEY = 0x6462_7061_7274  # "dbpart"
+_LOCK_WAIT_S = 20  # less than a statement may take
 
 
 def _scripts() -> ScriptDirectory:
@@ -61,8 +67,7 @@ def upgrade(engine: Engine, schema: str | None = None) -> tuple[str | None, str]
     known = {script.revision for script in scripts.walk_revisions()}
     tables = build_tables(schema)
     try:
-        with engine.begin() as connection:
-            _one_at_a_time(connection)
+        with engine.begin() as connection, _one_at_a_time(connection):
             if schema and engine.dialect.name == "postgresql":
                 quoted = engine.dialect.identifier_preparer.quote(schema)
                 connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {quoted}"))
@@ -97,9 +102,23 @@ def _formats(dialect: Dialect) -> bool:
     return dialect.paramstyle in ("format", "pyformat")
 
 
-def _one_at_a_time(connection: Connection) -> None:
+@contextmanager
+def _one_at_a_time(connection: Connection) -> Iterator[None]:
+    """Two upgrades at once take turns; on SQLite the transaction is lock enough."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        yield
+        return
+    # DDL commits, so the lock must outlive transactions: it is the session's, and one for each database.
+    lock = {"lock": "dbpartition " + hashlib.sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}
+    if connection.execute(text("SELECT GET_LOCK(:lock, :seconds)"), {**lock, "seconds": _LOCK_WAIT_S}).scalar() != 1:
+        raise SchemaError(f"another upgrade has been running for {_LOCK_WAIT_S} s: wait for its end, then try again")
+    try:
+        yield
+    finally:
+        with suppress(SQLAlchemyError):  # a connection that broke has let go of it already
+            connection.execute(text("DO RELEASE_LOCK(:lock)"), lock)
 
 
 def _newer(found: str, head: str) -> str:
@@ -159,10 +178,31 @@ def differences(engine: Engine, schema: str | None = None) -> list[str]:
                 },
             )
             found = [_describe(item) for item in compare_metadata(context, tables.metadata)]
+            found += _missing_indexes(connection, tables)
             missing = _missing_views(connection, schema)
     except SQLAlchemyError as error:
         raise explain(error, engine) from error
     return found + [f"missing view {name}" for name in sorted(missing)]
+
+
+def _missing_indexes(connection: Connection, tables: Tables) -> list[str]:
+    """Indexes and unique constraints by name: Alembic does not know which of ours are for which database."""
+    name = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+    indexes = [statement.element for statement in _creation(tables, name) if isinstance(statement, CreateIndex)]
+    inspector = inspect(connection)
+    missing: list[str] = []
+    for table in tables.all:
+        if not inspector.has_table(table.name, schema=table.schema):
+            continue
+        wanted = {str(index.name) for index in indexes if index.table is table}
+        wanted |= {str(constraint.name) for constraint in table.constraints if isinstance(constraint, UniqueConstraint)}
+        found = (
+            inspector.get_indexes(table.name, table.schema),
+            inspector.get_unique_constraints(table.name, table.schema),
+        )
+        present = {item["name"] for items in found for item in items}
+        missing += [f"missing index {table.name}.{index}" for index in sorted(wanted - present)]
+    return missing
 
 
 def _missing_views(connection: Connection, schema: str | None) -> set[str]:
@@ -200,10 +240,7 @@ def print_sql(dialect_name: str, schema: str | None = None) -> dict[str, str]:
     if schema and name == "postgresql":
         parts.append(f"CREATE SCHEMA IF NOT EXISTS {quote(schema)}")
 
-    def collect(statement: Any, *_: Any, **__: Any) -> None:
-        parts.append(str(statement.compile(dialect=dialect)))
-
-    tables.metadata.create_all(create_mock_engine(f"{name}://", collect), checkfirst=False)
+    parts += [str(statement.compile(dialect=dialect)) for statement in _creation(tables, name)]
     parts.append(f"CREATE TABLE {prefix}{VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     parts.append(f"INSERT INTO {prefix}{VERSION_TABLE} (version_num) VALUES ('{head_revision()}')")
     header = f"-- {name}: printed by `dbpartition db sql --dialect {name}`; do not edit.\n"
@@ -216,6 +253,21 @@ def print_sql(dialect_name: str, schema: str | None = None) -> dict[str, str]:
 
         files["grants.sql"] = header + _script(grants_sql(tables, dialect))
     return files
+
+
+def _creation(tables: Tables, dialect_name: str) -> list[Any]:
+    """The statements that make the tables and their indexes on this kind of database."""
+    statements: list[Any] = []
+    engine = create_mock_engine(f"{dialect_name}://", lambda statement, *_, **__: statements.append(statement))
+    tables.metadata.create_all(engine, checkfirst=False)
+    ordered: list[Any] = []
+    # A table's indexes are a set: without an order of ours each run would print them in another.
+    for is_index, group in groupby(statements, lambda statement: isinstance(statement, CreateIndex)):
+        some = list(group)
+        if is_index:
+            some.sort(key=lambda statement: str(statement.element.name))
+        ordered += some
+    return ordered
 
 
 def _script(statements: list[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Row, exists, select, true, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import NoResultFound
 
 from airflow_dbpartition.dialects import db_later, db_now
 from airflow_dbpartition.domain import (
@@ -87,27 +88,30 @@ class Claims:
                 taken = self._take(connection, node_id, names, limit, others, stealing=True)
             return taken
 
-        return self._transactions.run(work, repeatable=False)
+        return self._transactions.run(work, repeatable=False, conflicts=True)
 
     def waiting(self, *, node_id: str, node_group: str, steps: Iterable[str]) -> bool:
         """Whether any PENDING partition is left that this node could run now, later or by stealing."""
 
         def work(connection: Connection) -> bool:
             p, e = self._tables.partitions.c, self._tables.executions.c
-            reachable = (
-                p.assigned_node.is_(None)
-                | (p.assigned_node == node_id)
-                | ((p.is_transferable == 1) & (e.stealing == 1))
-            )
-            found = exists().where(
+            pending = (
                 p.status == PartitionStatus.PENDING.value,
                 p.node_group == node_group,
                 p.step_name.in_(sorted(steps)),
                 p.job_execution_id == e.job_execution_id,
                 e.stop_requested == 0,
-                reachable,
             )
-            return bool(connection.execute(select(found)).scalar())
+            # One question for each of the three partial indexes, in its order: else all of history may be read.
+            reachable = (
+                p.assigned_node == node_id,
+                p.assigned_node.is_(None),
+                p.assigned_node.is_not(None) & (p.is_transferable == 1) & (e.stealing == 1),
+            )
+            first = (
+                select(p.step_execution_id).where(*pending).order_by(p.priority.desc(), p.step_execution_id).limit(1)
+            )
+            return any(connection.execute(first.where(condition)).first() for condition in reachable)
 
         return self._transactions.run(work)
 
@@ -180,9 +184,8 @@ class Claims:
                 p.is_transferable: started_transferability(self._tables),
             },
         )
-        if moved != len(rows):  # the rows are locked by us, so this is a database without row locks gone wrong
-            connection.rollback()
-            return []
+        if moved != len(rows):  # the rows are locked by us, so this is a database whose row locks are none
+            raise NoResultFound(f"only {moved} of {len(rows)} partitions could be claimed")
         self._learn(connection, {row.job_execution_id for row in rows})
         return [self._claim(row, node_id, row.assigned_node if stealing else None) for row in rows]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, exists, or_, select, union, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
@@ -23,6 +23,7 @@ from airflow_dbpartition.repository.moves import move, record, restored_transfer
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import WORK_CHANNEL, Tables
 
+# What waits and what runs have partial indexes of their own: queries by node ask for one status at a time.
 _LIVE = tuple(status.value for status in LIVE_PARTITIONS)
 # Gives a node to each partition, or None for anybody; knows the execution's group, step and settings.
 PlaceAgain = Callable[[str, str, JobSettings, Sequence[Partition]], Placement]
@@ -105,15 +106,8 @@ class Losses:
 
         def work(connection: Connection) -> list[str]:
             n, p = self._tables.nodes.c, self._tables.partitions.c
-            query = (
-                select(p.assigned_node)
-                .distinct()
-                .where(
-                    p.status.in_(_LIVE),
-                    p.assigned_node.is_not(None),
-                    ~exists().where(n.node_id == p.assigned_node),
-                )
-            )
+            unknown = p.assigned_node.is_not(None), ~exists().where(n.node_id == p.assigned_node)
+            query = union(*(select(p.assigned_node).where(p.status == status, *unknown) for status in _LIVE))
             return [owner for owner in connection.execute(query).scalars() if owner is not None]
 
         return self._transactions.run(work)
@@ -123,10 +117,9 @@ class Losses:
 
         def work(connection: Connection) -> list[int]:
             p = self._tables.partitions.c
-            query = (
-                select(p.job_execution_id).distinct().where(p.assigned_node == node_id, p.status.in_(_LIVE))
-            ).order_by(p.job_execution_id)
-            return list(connection.execute(query).scalars())
+            on_it = p.assigned_node == node_id
+            query = union(*(select(p.job_execution_id).where(p.status == status, on_it) for status in _LIVE))
+            return sorted(connection.execute(query).scalars())
 
         return self._transactions.run(work)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import delete, exists, func, select
+from sqlalchemy import delete, exists, func, or_, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later
-from airflow_dbpartition.domain import NodeStatus
+from airflow_dbpartition.domain import LIVE_PARTITIONS, NodeStatus
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import Tables
 
@@ -86,8 +86,8 @@ class Retention:
 
     def _purge_nodes(self, connection: Connection, older_than_s: float) -> int:
         n, p = self._tables.nodes.c, self._tables.partitions.c
-        used = exists().where(p.assigned_node == n.node_id, p.status.in_(("PENDING", "CLAIMED")))
+        used = [exists().where(p.assigned_node == n.node_id, p.status == status.value) for status in LIVE_PARTITIONS]
         statement = delete(self._tables.nodes).where(
-            n.status == NodeStatus.REMOVED.value, n.last_heartbeat < db_later(-older_than_s), ~used
+            n.status == NodeStatus.REMOVED.value, n.last_heartbeat < db_later(-older_than_s), ~or_(*used)
         )
         return connection.execute(statement).rowcount

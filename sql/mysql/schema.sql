@@ -105,9 +105,9 @@ CREATE TABLE batch_partitions (
     CONSTRAINT ck_batch_partitions_claimed_has_owner CHECK (status <> 'CLAIMED' OR assigned_node IS NOT NULL),
     CONSTRAINT fk_batch_partitions_job_execution_id FOREIGN KEY(job_execution_id) REFERENCES batch_job_executions (job_execution_id)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
-CREATE INDEX ix_batch_partitions_steal_all ON batch_partitions (is_transferable, node_group, priority DESC, step_execution_id);
+CREATE INDEX ix_batch_partitions_execution_status ON batch_partitions (job_execution_id, status);
 CREATE INDEX ix_batch_partitions_free_all ON batch_partitions (status, node_group, priority DESC, step_execution_id);
 CREATE INDEX ix_batch_partitions_own_all ON batch_partitions (status, assigned_node, priority DESC, step_execution_id);
-CREATE INDEX ix_batch_partitions_execution_status ON batch_partitions (job_execution_id, status);
+CREATE INDEX ix_batch_partitions_steal_all ON batch_partitions (is_transferable, node_group, priority DESC, step_execution_id);
 CREATE TABLE dbpartition_alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY);
 INSERT INTO dbpartition_alembic_version (version_num) VALUES ('0001');

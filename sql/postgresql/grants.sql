@@ -1,5 +1,5 @@
 -- postgresql: printed by `dbpartition db sql --dialect postgresql`; do not edit.
-DO $$ BEGIN CREATE ROLE dbpartition_worker NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+DO $$ BEGIN CREATE ROLE dbpartition_worker NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 GRANT SELECT, INSERT, UPDATE ON batch_nodes TO dbpartition_worker;
 GRANT SELECT ON batch_job_instances TO dbpartition_worker;
 GRANT SELECT, UPDATE ON batch_job_executions TO dbpartition_worker;
@@ -10,7 +10,7 @@ GRANT SELECT ON batch_job_progress TO dbpartition_worker;
 GRANT SELECT ON batch_cluster TO dbpartition_worker;
 GRANT SELECT ON dbpartition_alembic_version TO dbpartition_worker;
 GRANT USAGE ON SEQUENCE batch_partition_events_event_id_seq TO dbpartition_worker;
-DO $$ BEGIN CREATE ROLE dbpartition_manager NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+DO $$ BEGIN CREATE ROLE dbpartition_manager NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 GRANT SELECT, UPDATE ON batch_nodes TO dbpartition_manager;
 GRANT SELECT, INSERT ON batch_job_instances TO dbpartition_manager;
 GRANT SELECT, INSERT, UPDATE ON batch_job_executions TO dbpartition_manager;
@@ -24,7 +24,7 @@ GRANT USAGE ON SEQUENCE batch_job_instances_job_instance_id_seq TO dbpartition_m
 GRANT USAGE ON SEQUENCE batch_job_executions_job_execution_id_seq TO dbpartition_manager;
 GRANT USAGE ON SEQUENCE batch_partitions_step_execution_id_seq TO dbpartition_manager;
 GRANT USAGE ON SEQUENCE batch_partition_events_event_id_seq TO dbpartition_manager;
-DO $$ BEGIN CREATE ROLE dbpartition_reader NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+DO $$ BEGIN CREATE ROLE dbpartition_reader NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 GRANT SELECT ON batch_nodes TO dbpartition_reader;
 GRANT SELECT ON batch_job_instances TO dbpartition_reader;
 GRANT SELECT ON batch_job_executions TO dbpartition_reader;
@@ -34,7 +34,7 @@ GRANT SELECT ON batch_job_coordination TO dbpartition_reader;
 GRANT SELECT ON batch_job_progress TO dbpartition_reader;
 GRANT SELECT ON batch_cluster TO dbpartition_reader;
 GRANT SELECT ON dbpartition_alembic_version TO dbpartition_reader;
-DO $$ BEGIN CREATE ROLE dbpartition_retention NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+DO $$ BEGIN CREATE ROLE dbpartition_retention NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
 GRANT SELECT, DELETE ON batch_nodes TO dbpartition_retention;
 GRANT SELECT, DELETE ON batch_job_instances TO dbpartition_retention;
 GRANT SELECT, UPDATE, DELETE ON batch_job_executions TO dbpartition_retention;

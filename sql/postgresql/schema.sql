@@ -37,8 +37,8 @@ CREATE TABLE batch_partition_events (
     message TEXT,
     CONSTRAINT pk_batch_partition_events PRIMARY KEY (event_id)
 );
-CREATE INDEX ix_batch_partition_events_step_execution_id ON batch_partition_events (step_execution_id);
 CREATE INDEX ix_batch_partition_events_job_execution_id ON batch_partition_events (job_execution_id);
+CREATE INDEX ix_batch_partition_events_step_execution_id ON batch_partition_events (step_execution_id);
 CREATE TABLE batch_job_executions (
     job_execution_id BIGSERIAL NOT NULL,
     job_instance_id BIGINT NOT NULL,
@@ -106,10 +106,10 @@ CREATE TABLE batch_partitions (
     CONSTRAINT ck_batch_partitions_claimed_has_owner CHECK (status <> 'CLAIMED' OR assigned_node IS NOT NULL),
     CONSTRAINT fk_batch_partitions_job_execution_id FOREIGN KEY(job_execution_id) REFERENCES batch_job_executions (job_execution_id)
 );
-CREATE INDEX ix_batch_partitions_steal ON batch_partitions (node_group, priority DESC, step_execution_id) WHERE status = 'PENDING' AND is_transferable = 1 AND assigned_node IS NOT NULL;
-CREATE INDEX ix_batch_partitions_held ON batch_partitions (assigned_node) WHERE status = 'CLAIMED';
-CREATE INDEX ix_batch_partitions_free ON batch_partitions (node_group, priority DESC, step_execution_id) WHERE status = 'PENDING' AND assigned_node IS NULL;
 CREATE INDEX ix_batch_partitions_execution_status ON batch_partitions (job_execution_id, status);
+CREATE INDEX ix_batch_partitions_free ON batch_partitions (node_group, priority DESC, step_execution_id) WHERE status = 'PENDING' AND assigned_node IS NULL;
+CREATE INDEX ix_batch_partitions_held ON batch_partitions (assigned_node) WHERE status = 'CLAIMED';
 CREATE INDEX ix_batch_partitions_own ON batch_partitions (assigned_node, priority DESC, step_execution_id) WHERE status = 'PENDING' AND assigned_node IS NOT NULL;
+CREATE INDEX ix_batch_partitions_steal ON batch_partitions (node_group, priority DESC, step_execution_id) WHERE status = 'PENDING' AND is_transferable = 1 AND assigned_node IS NOT NULL;
 CREATE TABLE dbpartition_alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY);
 INSERT INTO dbpartition_alembic_version (version_num) VALUES ('0001');

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from airflow_dbpartition.domain import Claim, Counters, ExecutionStatus, JobSettings, Partition
+from airflow_dbpartition.domain import Claim, Counters, ExecutionStatus, JobSettings, Partition, TransferPolicy
 from airflow_dbpartition.errors import (
     ClaimLostError,
     JobAbandonedError,
@@ -52,6 +52,7 @@ class Worker:
     dice: random.Random
     node_id: str = ""
     held: list[Claim] = field(default_factory=list)
+    taken: list[Claim] = field(default_factory=list)
     completed: list[Claim] = field(default_factory=list)
 
     def run(self) -> None:
@@ -95,6 +96,7 @@ class Worker:
         steal_after_s = self.dice.choice([None, 0])
         taken = claim(self.repository, self.node_id, self.dice.randint(1, 4), steal_after_s=steal_after_s)
         self.held += taken
+        self.taken += taken
         for job_execution_id in {one.job_execution_id for one in taken}:
             self.repository.claims.mark_started(job_execution_id)
 
@@ -119,7 +121,7 @@ class Worker:
             settlements.fail(one, message="boom")
         elif verb == "retry":
             settlements.retry(one, message="boom", delay_s=0)
-        elif verb == "release":
+        elif verb == "release" and one.transfer_policy is TransferPolicy.ALWAYS:
             settlements.release(one, message="leaving")
         else:
             settlements.stop(one)
@@ -187,7 +189,7 @@ def finish(repository: JobRepository) -> None:
     pytest.fail(f"never over: {repository.reading.recent(active=True)}")
 
 
-def assert_all_is_well(repository: JobRepository, completed: list[Claim]) -> None:
+def assert_all_is_well(repository: JobRepository, workers: Sequence[Worker]) -> None:
     with repository.engine.connect() as connection:
         rows = connection.execute(select(repository.tables.partitions)).all()
         executions = connection.execute(select(repository.tables.executions)).all()
@@ -207,9 +209,15 @@ def assert_all_is_well(repository: JobRepository, completed: list[Claim]) -> Non
     # Nothing is completed twice in an instance, however often it was restarted...
     done = Counter((row.job_instance_id, row.partition_key) for row in rows if row.status == "COMPLETED")
     assert set(done.values()) <= {1}
+    # ...what may not run twice is never begun by two nodes...
+    owners: dict[int, set[str]] = {}
+    for one in (one for worker in workers for one in worker.taken):
+        if one.transfer_policy is not TransferPolicy.ALWAYS:
+            owners.setdefault(one.step_execution_id, set()).add(one.node_id)
+    assert {len(names) for names in owners.values()} == {1}
     # ...and whoever was told "completed" is who the row names, with what it wrote.
     by_id = {row.step_execution_id: row for row in rows}
-    for one in completed:
+    for one in (one for worker in workers for one in worker.completed):
         if one.step_execution_id in by_id:
             row = by_id[one.step_execution_id]
             assert (row.status, row.assigned_node, row.version, row.write_count) == (
@@ -228,4 +236,4 @@ def test_all_verbs_at_once_end_in_order_and_without_deadlocks(database: Database
             outcomes = race(*(one.run for one in workers), *(one.run for one in managers))
             assert errors(outcomes) == []
             finish(repository)
-            assert_all_is_well(repository, [one for worker in workers for one in worker.completed])
+            assert_all_is_well(repository, workers)

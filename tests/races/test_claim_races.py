@@ -217,6 +217,23 @@ def test_a_stop_and_a_settle_end_the_execution_and_leave_nothing_pending(
             assert claim(repository, limit=9) == []
 
 
+@pytest.mark.parametrize("verb", ["retry", "release"])
+def test_a_stop_and_a_return_to_pending_leave_nothing_pending(
+    database: Database, repository: JobRepository, verb: str
+) -> None:
+    """The owner dies right after: nobody finalises, and nothing may be left for somebody to find."""
+    add_node(repository)
+    with contestants(database, 2) as (settler, stopper):
+        for number in rounds(40, database):
+            job_execution_id = submit(repository, 1, job=f"job {number}", settings=OFTEN).job_execution_id
+            outcomes = race(
+                partial(SETTLES[verb], settler, claim_one(repository)),
+                partial(stopper.executions.stop, job_execution_id, reason="enough"),
+            )
+            assert errors(outcomes) == []
+            assert statuses(repository, job_execution_id) == {"STOPPED": 1}
+
+
 def sweep_as(own: JobRepository) -> SweepReport:
     return Recovery(own, QUICK).sweep(may_judge=True)
 

@@ -146,12 +146,15 @@ def test_a_new_owner_and_a_stop_of_the_old_one_come_one_after_the_other(
     with contestants(database, 2) as (old, new):
         for number in rounds(30, database):
             job_execution_id = submit(repository, 2, job=f"job {number}", owner_token="old").job_execution_id
-            outcomes = race(
+            runners = [
                 partial(old.executions.stop, job_execution_id, owner_token="old", reason="on_kill"),
                 partial(new.executions.attach, job_execution_id, owner_token="new"),
-            )
+            ]
+            outcomes = race(*runners)
             assert errors(outcomes, OwnershipLostError) == []
             execution = repository.reading.execution(job_execution_id)
+            if outcomes[1] is ExecutionStatus.STARTING:
+                assert isinstance(outcomes[0], OwnershipLostError), "it came after the new owner, and was heard"
             if isinstance(outcomes[0], OwnershipLostError):
                 assert (execution.status, execution.owner_token) == (ExecutionStatus.STARTING, "new")
                 assert statuses(repository, job_execution_id) == {"PENDING": 2}
