@@ -24,6 +24,7 @@ from airflow_dbpartition.storable import dump_json
 
 SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
 UPGRADE_HINT = "run `dbpartition db upgrade`"
+GRANTS_HINT = "this user lacks a right; `dbpartition db sql` prints the roles and what each is granted"
 
 
 # --- types -----------------------------------------------------------------------------------------------------
@@ -285,6 +286,8 @@ def _immediate_transactions(engine: Engine) -> None:
 _CONFLICT_STATES = {"40001", "40P01", "55P03"}
 _MYSQL_CONFLICTS = {1020, 1205, 1213}
 _MISSING_TABLE_STATES = {"42P01", "3F000"}
+_DENIED_STATES = {"42501"}
+_MYSQL_DENIALS = {1044, 1142, 1143, 1227, 1370}
 
 
 def _mysql_code(error: DBAPIError) -> int | None:
@@ -323,6 +326,13 @@ def is_missing_table(error: SQLAlchemyError) -> bool:
     return "no such table" in str(error.orig)
 
 
+def is_denied(error: SQLAlchemyError) -> bool:
+    """The user may not do this (logging in is another thing)."""
+    if not isinstance(error, DBAPIError):
+        return False
+    return getattr(error.orig, "pgcode", None) in _DENIED_STATES or _mysql_code(error) in _MYSQL_DENIALS
+
+
 def explain(error: SQLAlchemyError, engine: Engine) -> DbPartitionError:
     """Our own error for a driver's: one line, the place named, secrets masked."""
     place = engine.url.render_as_string(hide_password=True)
@@ -332,4 +342,4 @@ def explain(error: SQLAlchemyError, engine: Engine) -> DbPartitionError:
     words = " ".join(mask_secrets(str(orig)).split())
     if engine.url.password:
         words = words.replace(str(engine.url.password), "***")
-    return DatabaseError(f"database {place}: {words}")
+    return DatabaseError(f"database {place}: {words}" + (f": {GRANTS_HINT}" if is_denied(error) else ""))

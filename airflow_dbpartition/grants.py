@@ -33,8 +33,8 @@ _RIGHTS: dict[str, dict[str, str]] = {
     "dbpartition_retention": {
         "batch_nodes": "SELECT, DELETE",
         "batch_job_instances": "SELECT, DELETE",
-        "batch_job_executions": "SELECT, UPDATE, DELETE",
-        "batch_partitions": "SELECT, UPDATE, DELETE",
+        "batch_job_executions": "SELECT, UPDATE, DELETE",  # UPDATE, since it locks them
+        "batch_partitions": "SELECT, DELETE",
         "batch_partition_events": "SELECT, DELETE",
     },
 }

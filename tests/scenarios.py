@@ -26,6 +26,7 @@ from airflow_dbpartition.repository import JobRepository, Launched, NewExecution
 from airflow_dbpartition.repository.reading import PartitionRow
 
 STEP = "work"
+OFTEN = JobSettings(transferable="always", max_node_losses=100)
 QUICK = Timings(heartbeat_s=3, unreachable_after_s=10, remove_after_s=30)
 
 

@@ -33,7 +33,7 @@ CREATE ROLE IF NOT EXISTS dbpartition_retention;
 GRANT SELECT, DELETE ON batch_nodes TO dbpartition_retention;
 GRANT SELECT, DELETE ON batch_job_instances TO dbpartition_retention;
 GRANT SELECT, UPDATE, DELETE ON batch_job_executions TO dbpartition_retention;
-GRANT SELECT, UPDATE, DELETE ON batch_partitions TO dbpartition_retention;
+GRANT SELECT, DELETE ON batch_partitions TO dbpartition_retention;
 GRANT SELECT, DELETE ON batch_partition_events TO dbpartition_retention;
 GRANT SELECT ON batch_job_coordination TO dbpartition_retention;
 GRANT SELECT ON batch_job_progress TO dbpartition_retention;

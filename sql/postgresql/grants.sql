@@ -38,7 +38,7 @@ DO $$ BEGIN CREATE ROLE dbpartition_retention NOLOGIN; EXCEPTION WHEN duplicate_
 GRANT SELECT, DELETE ON batch_nodes TO dbpartition_retention;
 GRANT SELECT, DELETE ON batch_job_instances TO dbpartition_retention;
 GRANT SELECT, UPDATE, DELETE ON batch_job_executions TO dbpartition_retention;
-GRANT SELECT, UPDATE, DELETE ON batch_partitions TO dbpartition_retention;
+GRANT SELECT, DELETE ON batch_partitions TO dbpartition_retention;
 GRANT SELECT, DELETE ON batch_partition_events TO dbpartition_retention;
 GRANT SELECT ON batch_job_coordination TO dbpartition_retention;
 GRANT SELECT ON batch_job_progress TO dbpartition_retention;

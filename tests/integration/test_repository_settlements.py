@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, select
@@ -11,6 +12,7 @@ from airflow_dbpartition.domain import Claim, Counters, JobSettings, Partition, 
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.repository import JobRepository
 from tests.scenarios import (
+    OFTEN,
     add_node,
     claim,
     claim_one,
@@ -34,7 +36,6 @@ SETTLES: dict[str, Settle] = {
     "release": lambda repository, taken: repository.settlements.release(taken, message="leaving"),
 }
 settles = pytest.mark.parametrize("settle", SETTLES.values(), ids=SETTLES)
-OFTEN = JobSettings(transferable="always")
 
 
 def test_completing_stores_the_result_and_the_counters(repository: JobRepository) -> None:
@@ -72,11 +73,11 @@ def test_saying_it_twice_is_accepted_and_written_once(repository: JobRepository,
     assert event_names(repository, launched.job_execution_id) == events
 
 
-@settles
-@pytest.mark.parametrize("first", SETTLES.values(), ids=SETTLES)
+@pytest.mark.parametrize(
+    ("first", "settle"),
+    [pytest.param(SETTLES[first], SETTLES[then], id=f"{first}-{then}") for first, then in permutations(SETTLES, 2)],
+)
 def test_what_is_settled_cannot_be_settled_otherwise(repository: JobRepository, first: Settle, settle: Settle) -> None:
-    if first is settle:
-        pytest.skip("the same twice is accepted")
     add_node(repository)
     launched = submit(repository, 1, settings=OFTEN)
     taken = claim_one(repository)

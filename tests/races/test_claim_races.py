@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from airflow_dbpartition.domain import Claim, Counters, JobSettings, NodeStatus, Partition, PartitionStatus
+from airflow_dbpartition.domain import Claim, Counters, NodeStatus, Partition, PartitionStatus
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.recovery import Recovery, SweepReport
 from airflow_dbpartition.repository import HeartbeatReply, JobRepository
 from tests.databases import Database
 from tests.races.racing import contestants, errors, race, rounds
 from tests.scenarios import (
+    OFTEN,
     QUICK,
     TERMINAL,
     add_node,
@@ -37,7 +38,6 @@ from tests.scenarios import (
 )
 
 CLAIMERS = 8
-OFTEN = JobSettings(transferable="always", max_node_losses=100)
 
 
 def take_until_empty(own: JobRepository, name: str, *, steal_after_s: float | None = None) -> list[tuple[int, str]]:
