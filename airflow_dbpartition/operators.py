@@ -20,7 +20,7 @@ from airflow_dbpartition.partitioners.collecting import as_partitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
 from airflow_dbpartition.storable import DEFAULT_CONTEXT_LIMIT_BYTES
 from airflow_dbpartition.task_outcome import airflow_errors
-from airflow_dbpartition.task_wait import DEFERRAL_GRACE_S, TaskWait, default_deferrable
+from airflow_dbpartition.task_wait import DEFERRAL_GRACE_S, TaskWait
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,6 +59,7 @@ _READERS: dict[str, templated.Reader] = {
     "no_nodes_timeout": templated.optional(templated.duration_s),
     "on_sigterm": templated.one_of("detach", "stop"),
     "wait_for_completion": templated.flag,
+    "repository_conn_id": templated.conn_id,
 }
 
 
@@ -109,11 +110,7 @@ class PartitionedStepOperator(TaskWait):
             retry attaches to it; "stop" stops it. A person's kill always stops it.
     """
 
-    template_fields: Sequence[str] = (
-        "partitioner",
-        "repository_conn_id",
-        *_READERS,
-    )
+    template_fields: Sequence[str] = ("partitioner", *_READERS)
     template_fields_renderers = {"job_parameters": "json"}  # noqa: RUF012 - Airflow's own declaration
     ui_color = "#dcecf7"
     _readers = _READERS
@@ -152,7 +149,8 @@ class PartitionedStepOperator(TaskWait):
     ) -> None:
         super().__init__(**kwargs)
         self.step = step
-        self.partitioner = _checked_partitioner(partitioner)
+        with self._naming_itself():
+            self.partitioner = _checked_partitioner(partitioner)
         self.partitions_per_node = partitions_per_node
         self.min_nodes = min_nodes
         self.no_nodes = no_nodes
@@ -174,7 +172,7 @@ class PartitionedStepOperator(TaskWait):
         self.context_limit_bytes = context_limit_bytes
         self.timeout = timeout
         self.wait_for_completion = wait_for_completion
-        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.deferrable = self._is_deferrable(deferrable)
         self.poll_interval = poll_interval
         self.no_nodes_timeout = no_nodes_timeout
         self.on_sigterm = on_sigterm
@@ -232,6 +230,8 @@ class PartitionedStepOperator(TaskWait):
 
         ti: Any = context["ti"]
         values = {name: self._value(name) for name in self._readers}
+        with self._naming_itself():
+            partitioner = _as_partitioner(self.partitioner)
         settings = JobSettings(
             transferable=values["transferable"].value,
             stealing=values["stealing"],
@@ -245,7 +245,7 @@ class PartitionedStepOperator(TaskWait):
         return Job(
             identity=self._identity(context),
             step_name=values["step"],
-            partitioner=_as_partitioner(self.partitioner),
+            partitioner=partitioner,
             node_group=values["node_group"],
             partitions_per_node=values["partitions_per_node"],
             min_nodes=values["min_nodes"],

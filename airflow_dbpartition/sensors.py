@@ -20,7 +20,7 @@ from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
 from airflow_dbpartition.task_outcome import airflow_errors
-from airflow_dbpartition.task_wait import TaskWait, default_deferrable
+from airflow_dbpartition.task_wait import TaskWait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -35,6 +35,7 @@ _READERS: dict[str, templated.Reader] = {
     "restart_failed": templated.flag,
     "no_nodes_timeout": templated.optional(templated.duration_s),
     "on_sigterm": templated.one_of("detach", "stop"),
+    "repository_conn_id": templated.conn_id,
 }
 
 
@@ -64,7 +65,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         kwargs: everything else a sensor takes (mode, soft_fail, retries …).
     """
 
-    template_fields: Sequence[str] = ("repository_conn_id", *_READERS)
+    template_fields: Sequence[str] = (*_READERS,)
     ui_color = "#e6f1f2"
     _readers = _READERS
 
@@ -84,7 +85,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         self.job_execution_id = job_execution_id
         self.repository_conn_id = repository_conn_id
         self.restart_failed = restart_failed
-        self.deferrable = default_deferrable() if deferrable is None else deferrable
+        self.deferrable = self._is_deferrable(deferrable)
         self.no_nodes_timeout = no_nodes_timeout
         self.on_sigterm = on_sigterm
         self._owns = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -178,7 +179,7 @@ class TaskWait(Interruptible, BaseOperator):
         self.defer(
             trigger=PartitionCompletionTrigger(
                 job_execution_id=job_execution_id,
-                repository_conn_id=self.repository_conn_id,
+                repository_conn_id=self._value("repository_conn_id"),
                 owner_token=self._token(context),
                 poll_interval_s=self._poll_interval_s(),
                 no_nodes_timeout_s=self._value("no_nodes_timeout"),
@@ -219,17 +220,30 @@ class TaskWait(Interruptible, BaseOperator):
     # --- arguments ---------------------------------------------------------------------------------------------
 
     def _hook(self) -> JobRepositoryHook:
-        return JobRepositoryHook(self.repository_conn_id)
+        return JobRepositoryHook(self._value("repository_conn_id"))
 
     def _value(self, name: str) -> Any:
         """An argument, as its reader understands it now that templates have been rendered."""
         return self._read(name, getattr(self, name))
 
     def _read(self, name: str, value: Any) -> Any:
-        try:
+        with self._naming_itself():
             return self._readers[name](name, value)
+
+    @contextmanager
+    def _naming_itself(self) -> Iterator[None]:
+        """Put the task's name before the words of a wrong argument."""
+        try:
+            yield
         except ConfigurationError as error:
             raise ConfigurationError(f"task {self.task_id!r}: {error}") from None
+
+    def _is_deferrable(self, value: bool | None) -> bool:
+        """What the author says, or Airflow's configuration where the author says nothing."""
+        if value is None:
+            return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
+        with self._naming_itself():
+            return templated.flag("deferrable", value)
 
     def _refuse_what_is_known(self) -> None:
         """Refuse wrong arguments when the DAG is read, as far as they are no templates."""
@@ -237,8 +251,3 @@ class TaskWait(Interruptible, BaseOperator):
             value = getattr(self, name)
             if not templated.is_template(value):
                 self._read(name, value)
-
-
-def default_deferrable() -> bool:
-    """What Airflow's configuration says for operators that can defer."""
-    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))

@@ -105,6 +105,10 @@ def text(limit: int) -> Reader:
     return read
 
 
+conn_id = text(250)
+"""Reads the name of an Airflow connection."""
+
+
 def transfer_policy(name: str, value: Any) -> TransferPolicy:  # noqa: ARG001 - a Reader
     """Reads True, False or "until_started", or their text."""
     if isinstance(value, str):

@@ -1,0 +1,122 @@
+"""The project's DAGs are read cleanly, and reading them touches no database and no worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_dbpartition.demo.stage import dags_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Ends the process at the first connection of any kind: by socket, by libpq, to a SQLite file.
+FORBID = """
+import sys
+import psycopg2
+
+def audit(event, arguments):
+    if event in ("socket.connect", "sqlite3.connect"):
+        raise SystemExit(f"{event} {arguments[1:]}")
+
+def connect(*arguments, **keywords):
+    raise SystemExit("psycopg2.connect")
+
+sys.addaudithook(audit)
+psycopg2.connect = psycopg2._connect = connect
+"""
+
+
+def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "DBPARTITION_"))}
+    environment = {
+        **kept,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder()),
+        "PYTHONPATH": str(ROOT),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=home, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_guard_of_these_tests_sees_each_kind_of_connection(tmp_path: Path) -> None:
+    for attempt in (
+        "import sqlite3; sqlite3.connect('x.db')",
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "import sqlalchemy; sqlalchemy.create_engine('postgresql+psycopg2://127.0.0.1:9/x').connect()",
+    ):
+        assert run(f"{FORBID}\n{attempt}\nprint('unseen')", tmp_path).returncode != 0
+
+
+@pytest.mark.parametrize("module", ["operators", "sensors", "hooks", "provider_info"])
+def test_importing_a_module_opens_no_connection(module: str, tmp_path: Path) -> None:
+    code = f"{FORBID}\nimport airflow_dbpartition.{module}\nprint('imported')"
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("imported\n")
+
+
+def test_importing_operators_and_sensors_imports_neither_the_repository_nor_a_driver(tmp_path: Path) -> None:
+    code = """
+import sys
+import airflow_dbpartition.operators, airflow_dbpartition.sensors
+heavy = ("airflow_dbpartition.repository", "airflow_dbpartition.launching", "airflow_dbpartition.triggers")
+print([name for name in sys.modules if name.startswith(heavy) or name in ("psycopg2", "alembic", "pymysql")])
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_dags_are_read_without_errors_database_or_worker(tmp_path: Path) -> None:
+    code = f"""
+{FORBID}
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder={str(dags_folder())!r}, collect_dags=False)
+bag.collect_dags()
+print(sorted(bag.dags), bag.import_errors)
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['reconcile_flights', 'tutorial_greetings'] {}"
+
+
+def test_a_wrong_argument_is_one_line_in_the_import_errors(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from airflow.sdk import DAG\n"
+        "from airflow_dbpartition.operators import PartitionedStepOperator\n"
+        "with DAG('wrong'):\n"
+        "    PartitionedStepOperator(task_id='cut', step='work', partitioner={}, partitions_per_node=0)\n"
+    )
+    code = f"""
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder={str(tmp_path)!r}, collect_dags=False)
+bag.collect_dags()
+(error,) = bag.import_errors.values()
+print(error.strip().splitlines()[-1])
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "airflow_dbpartition.errors.ConfigurationError: "
+        "task 'cut': expected partitions_per_node to be an integer of at least 1, got 0"
+    )
+
+
+def test_airflow_knows_the_provider_and_the_form_of_its_connections(tmp_path: Path) -> None:
+    code = """
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+known = "airflow-dbpartition" in manager.providers
+manager.initialize_providers_hooks()
+hook = manager.hooks["dbpartition"]
+print(known, hook.hook_class_name, hook.connection_type)
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True airflow_dbpartition.hooks.JobRepositoryHook dbpartition"
