@@ -40,6 +40,11 @@ STEP_NAME_LENGTH = 200
 # Keys are compared byte for byte on every database, or two keys that differ in case would collide on MySQL.
 _MYSQL: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
 _MARIADB = {name.replace("mysql_", "mariadb_"): value for name, value in _MYSQL.items()}
+_TABLE_OPTIONS: dict[str, Any] = {
+    **_MYSQL,
+    **_MARIADB,
+    "sqlite_autoincrement": True,  # an id that was purged must not come back: stale claims and XComs still name it
+}
 
 _NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -106,8 +111,7 @@ def build_tables(schema: str | None = None) -> Tables:
         Column("created_time", UtcDateTime, nullable=False),
         Column("last_heartbeat", UtcDateTime, nullable=False),
         CheckConstraint("status IN ('ACTIVE', 'DRAINING', 'UNREACHABLE', 'REMOVED')", name="status"),
-        **_MYSQL,
-        **_MARIADB,
+        **_TABLE_OPTIONS,
     )
     # Half-empty pages leave room for a heartbeat's new row version beside the old one (HOT), as long as no index is on
     # last_heartbeat or current_load, which change at each heartbeat.
@@ -127,8 +131,7 @@ def build_tables(schema: str | None = None) -> Tables:
         Column("parameters", JsonValue, nullable=False),
         Column("created_time", UtcDateTime, nullable=False),
         UniqueConstraint("job_name", "job_key", "generation", name="uq_batch_job_instances_identity"),
-        **_MYSQL,
-        **_MARIADB,
+        **_TABLE_OPTIONS,
     )
 
     executions = Table(
@@ -165,8 +168,7 @@ def build_tables(schema: str | None = None) -> Tables:
         CheckConstraint(
             "(active_instance_id IS NOT NULL) = (status IN ('STARTING', 'STARTED', 'STOPPING'))", name="active"
         ),
-        **_MYSQL,
-        **_MARIADB,
+        **_TABLE_OPTIONS,
     )
     Index("ix_batch_job_executions_job_instance_id", executions.c.job_instance_id)
 
@@ -211,8 +213,7 @@ def build_tables(schema: str | None = None) -> Tables:
         CheckConstraint("is_transferable IN (0, 1)", name="is_transferable"),
         CheckConstraint("transfer_policy IN ('always', 'until_started', 'never')", name="transfer_policy"),
         CheckConstraint("status <> 'CLAIMED' OR assigned_node IS NOT NULL", name="claimed_has_owner"),
-        **_MYSQL,
-        **_MARIADB,
+        **_TABLE_OPTIONS,
     )
     column = partitions.c
     claim_order = (column.priority.desc(), column.step_execution_id)
@@ -256,8 +257,7 @@ def build_tables(schema: str | None = None) -> Tables:
         Column("version", Integer, nullable=False),
         Column("event_time", UtcDateTime, nullable=False),
         Column("message", LongText, nullable=True),
-        **_MYSQL,
-        **_MARIADB,
+        **_TABLE_OPTIONS,
     )
     Index("ix_batch_partition_events_job_execution_id", events.c.job_execution_id)
     Index("ix_batch_partition_events_step_execution_id", events.c.step_execution_id)

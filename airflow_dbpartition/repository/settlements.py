@@ -194,8 +194,8 @@ class Settlements:
     def _accept_or_lose(self, connection: Connection, claim: Held, target: PartitionStatus) -> None:
         """Nothing moved: either our own settle of before, whose answer was lost, or the claim is gone.
 
-        A version belongs to one claim, and no one else writes under it; so a row at our version that already
-        stands where we want it was put there by us.
+        A version belongs to one claim; so a row at our version that already stands where we want it was put there by
+        us, or is what we gave back and a person has stopped since. Nothing is to be written either way.
         """
         p = self._tables.partitions.c
         row = connection.execute(

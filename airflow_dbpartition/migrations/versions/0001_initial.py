@@ -19,9 +19,12 @@ branch_labels = None
 depends_on = None
 
 _TABLE_OPTIONS: dict[str, Any] = {
-    f"{dialect}_{name}": value
-    for dialect in ("mysql", "mariadb")
-    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+    "sqlite_autoincrement": True,
+    **{
+        f"{dialect}_{name}": value
+        for dialect in ("mysql", "mariadb")
+        for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+    },
 }
 
 
