@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_dbpartition.config import Timings
 from tests import databases
 from tests.docs import commands
 from tests.docs.pages import ROOT, Page, pages, script
@@ -128,6 +129,27 @@ def test_make_targets_are_ones_that_there_are(page: Page) -> None:
         r"^make ([a-z]+)", "\n".join([*page.inline_code(), *(text for _, text in page.blocks("bash"))]), re.M
     )
     assert set(named) <= targets
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_in_the_guide_to_intervals_are_the_defaults() -> None:
+    page = Page(ROOT / "docs" / "how-to" / "tune-the-intervals.md")
+    rows = re.findall(r"^\| `--([a-z-]+)` \| ([\d.]+) s \|", page.text, re.MULTILINE)
+    told = {f"{name.replace('-', '_')}_s": float(value) for name, value in rows}
+    timings = Timings()
+    assert told == {name: getattr(timings, name) for name in told}
+    assert len(told) == 6
+    assert f"{timings.remove_after_s - timings.heartbeat_s:g} to " in page.text
+
+
+@pytest.mark.parametrize("name", ["protocol", "failure-model"])
+def test_the_moments_in_the_explanations_are_the_defaults(name: str) -> None:
+    text = Page(ROOT / "docs" / "explanation" / f"{name}.md").text
+    timings = Timings()
+    for seconds in (timings.unreachable_after_s, timings.fence_after_s, timings.remove_after_s):
+        assert f"{seconds:g} s" in text
 
 
 # --- words -------------------------------------------------------------------------------------------------------
