@@ -19,8 +19,11 @@ else:
     os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
     os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_home.name}/never-made.db"
 
+    from airflow_dbpartition.repository import JobRepository
     from tests.airflow.deployment import Deployment
     from tests.airflow.stories import Stories
+    from tests.airflow.worlds import connection_to, define
+    from tests.databases import Database
 
     @pytest.fixture(scope="session")
     def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
@@ -35,3 +38,9 @@ else:
         """All selected stories, begun at once; each test waits for its own."""
         with Stories(deployment, request.session.items) as stories:
             yield stories
+
+    @pytest.fixture
+    def connected(database: Database, repository: JobRepository, monkeypatch: pytest.MonkeyPatch) -> JobRepository:
+        """The job repository on each kind of database, which Airflow knows as the connection `repo`."""
+        define(monkeypatch, "repo", connection_to(database))
+        return repository

@@ -369,6 +369,7 @@ DAG_IDS: Iterable[str] = (
     "plan_then_soft_sensor",
     "waiting_operator",
     "retrying_operator",
+    "timed_operator",
     "late_operator",
     "bad_partitioners",
     "refusals",

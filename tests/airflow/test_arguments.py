@@ -126,7 +126,7 @@ def test_a_misspelt_or_missing_argument_is_named() -> None:
 
 def test_a_template_that_renders_to_nonsense_is_named_when_the_task_runs() -> None:
     cut = rendered(operator(partitions_per_node="{{ params.n }}"), n="many")
-    with pytest.raises(ConfigurationError, match="task 'cut': expected partitions_per_node .* got 'many'"):
+    with pytest.raises(ConfigurationError, match=r"task 'cut': expected partitions_per_node .* got 'many'"):
         cut._value("partitions_per_node")
 
 

@@ -158,6 +158,23 @@ def test_a_clear_of_a_failed_operator_restarts_what_failed(deployment: Deploymen
     assert run.done() == {"good": 1, "broken": 1}
 
 
+@story
+def test_a_clear_of_the_operator_and_what_follows_leads_the_sensor_to_the_new_execution(
+    deployment: Deployment,
+) -> None:
+    run = deployment.run("plan_then_sensor", "clear_downstream", {"a": {}})
+    assert run.ends() == "success"
+    before = run.xcom("wait")["job_execution_id"]
+
+    run.clear("plan", include_downstream=True)
+
+    assert run.ends() == "success"
+    first, second = run.executions()
+    assert (first.job_execution_id, second.generation) == (before, 2)
+    assert run.xcom("wait")["job_execution_id"] == run.xcom("plan") == second.job_execution_id
+    assert run.done() == {"a": 2}
+
+
 # --- ended by a person ---------------------------------------------------------------------------------------------
 
 
@@ -200,6 +217,40 @@ def test_marking_a_deferred_task_failed_stops_the_execution(deployment: Deployme
     assert run.ends() == "failed"
     assert run.done() == {}
 
+    run.open()
+    run.clear("work")
+    assert run.ends() == "success"
+    assert [execution.generation for execution in run.executions()] == [1, 1]
+    assert run.done() == {"p0": 1, "p1": 1}
+
+
+@story
+def test_marking_a_deferred_sensor_failed_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("plan_then_sensor", "mark_deferred_sensor", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_trigger("wait")
+
+    run.mark_failed("wait")
+
+    assert "killed in Airflow while deferred" in str(run.wait_for_status("STOPPED").exit_message)
+    assert run.ends() == "failed"
+    assert run.done() == {}
+
+
+@story
+def test_a_clear_while_blocking_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
+    run = deployment.run("retrying_operator", "clear_blocking", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_log("work", "2 running")
+
+    run.clear("work")
+    run.wait_for("work", "running", try_number=2)
+    run.open()
+
+    assert run.ends() == "success"
+    assert {execution.generation for execution in run.executions()} == {1}
+    assert run.done() == {"p0": 1, "p1": 1}
+
 
 @story
 def test_a_clear_while_deferred_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
@@ -240,6 +291,14 @@ def test_a_deferred_sensor_that_times_out_stops_the_execution(deployment: Deploy
     assert run.ends() == "failed"
     assert "the wait has timed out" in str(run.wait_for_status("STOPPED").exit_message)
     assert "the wait has timed out" in run.log("wait")
+
+
+@story
+def test_an_execution_timeout_of_the_task_stops_the_execution(deployment: Deployment) -> None:
+    run = deployment.run("timed_operator", "execution_timeout", gated(1))
+
+    assert run.ends() == "failed"
+    assert "execution_timeout has passed" in str(run.wait_for_status("STOPPED").exit_message)
 
 
 @story

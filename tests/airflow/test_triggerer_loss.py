@@ -28,6 +28,20 @@ def test_a_killed_triggerer_stops_nothing_and_its_successor_ends_the_wait(deploy
     assert run.begun() == {"p0": 1, "p1": 1}
 
 
+def test_a_task_marked_failed_while_no_triggerer_runs_is_stopped_by_the_next(deployment: Deployment) -> None:
+    run = deployment.run("waiting_operator", "triggerer_away", gated(2))
+    run.wait_for_claims(2)
+    run.wait_for_trigger("work")
+
+    deployment.airflow.kill("triggerer")
+    run.mark_failed("work")
+    deployment.airflow.start(["triggerer"])
+    deployment.airflow.wait_until_healthy()
+
+    assert "killed in Airflow while deferred" in str(run.wait_for_status("STOPPED").exit_message)
+    assert run.done() == {}
+
+
 def test_a_terminated_triggerer_stops_nothing_either(deployment: Deployment) -> None:
     run = deployment.run("waiting_operator", "triggerer_drained", gated(2))
     run.wait_for_claims(2)

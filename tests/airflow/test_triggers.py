@@ -14,18 +14,10 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.triggers import PartitionCompletionTrigger
-from tests.airflow.worlds import Try, connection_to, define
-from tests.databases import Database
+from tests.airflow.worlds import Try
 from tests.scenarios import add_node, fail_all, finish_all, submit
 
 PATIENCE_S = 30.0
-
-
-@pytest.fixture
-def connected(database: Database, repository: JobRepository, monkeypatch: pytest.MonkeyPatch) -> JobRepository:
-    """The repository, which Airflow knows as the connection `repo`."""
-    define(monkeypatch, "repo", connection_to(database, password_hint="hunter2"))
-    return repository
 
 
 def trigger(job_execution_id: int, **options: Any) -> PartitionCompletionTrigger:
@@ -61,7 +53,7 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch, state: str | None, ask: Callab
 
 
 def killed(watching: PartitionCompletionTrigger) -> None:
-    watching.task_instance = Try()
+    watching.task_instance = Try()  # type: ignore[assignment]
     asyncio.run(asyncio.wait_for(watching.on_kill(), PATIENCE_S))
 
 
@@ -147,7 +139,7 @@ def test_a_kill_that_airflow_cancels_half_way_is_carried_out(
 
     airflow_says(monkeypatch, "failed", slowly)
     watching = trigger(job, owner_token="mine")
-    watching.task_instance = Try()
+    watching.task_instance = Try()  # type: ignore[assignment]
 
     async def main() -> None:
         kill = asyncio.ensure_future(watching.on_kill())

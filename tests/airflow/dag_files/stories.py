@@ -71,6 +71,9 @@ with dag("waiting_operator"):
 with dag("retrying_operator"):
     operator(deferrable=False, retries=1, retry_delay=SOON)
 
+with dag("timed_operator"):
+    operator(deferrable=False, execution_timeout=timedelta(seconds=6))
+
 with dag("late_operator"):
     operator(deferrable=True, timeout=2, retries=1, retry_delay=SOON)
 
