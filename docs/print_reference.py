@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import typer
 from prometheus_client import Metric
@@ -177,7 +177,10 @@ def parameters_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]
     """(name, Typer's description, default) of every parameter of a command."""
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        yield name, hints[name].__metadata__[0], parameter.default
+        hint = hints[name]
+        if not hasattr(hint, "__metadata__"):  # Python 3.10 wraps it in Optional where the default is None
+            hint = get_args(hint)[0]
+        yield name, hint.__metadata__[0], parameter.default
 
 
 def flags_of(name: str, info: Any) -> list[str]:

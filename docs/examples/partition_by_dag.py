@@ -13,6 +13,24 @@ from airflow_dbpartition.partitioners import (
     QueryPartitioner,
 )
 
+
+# [start quarters]
+def quarters() -> list[Partition]:
+    return [Partition(key=f"2026-Q{quarter}", context={"quarter": quarter}) for quarter in range(1, 5)]
+
+
+# [end quarters]
+
+
+# [start tenants]
+@task
+def find_tenants() -> list[dict[str, str]]:
+    return [{"tenant": "acme"}, {"tenant": "globex"}]
+
+
+# [end tenants]
+
+
 with DAG("partition_by", schedule=None, catchup=False):
     # [start ranges]
     PartitionedStepOperator(
@@ -67,16 +85,9 @@ with DAG("partition_by", schedule=None, catchup=False):
     # [end list]
 
     # [start function]
-    def quarters() -> list[Partition]:
-        return [Partition(key=f"2026-Q{quarter}", context={"quarter": quarter}) for quarter in range(1, 5)]
-
     PartitionedStepOperator(task_id="by_function", step="close_quarter", partitioner=quarters)
     # [end function]
 
     # [start xcom]
-    @task
-    def find_tenants() -> list[dict[str, str]]:
-        return [{"tenant": "acme"}, {"tenant": "globex"}]
-
     PartitionedStepOperator(task_id="by_earlier_task", step="bill_tenant", partitioner=find_tenants())
     # [end xcom]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -22,9 +22,11 @@ def environment_variables() -> frozenset[str]:
 def _variables(callback: Any) -> Iterator[str]:
     hints = get_type_hints(callback, include_extras=True)
     for name in inspect.signature(callback).parameters:
-        variable = hints[name].__metadata__[0].envvar
-        if variable:
-            yield variable
+        hint = hints[name]
+        if not hasattr(hint, "__metadata__"):  # Python 3.10 wraps it in Optional where the default is None
+            hint = get_args(hint)[0]
+        if hint.__metadata__[0].envvar:
+            yield hint.__metadata__[0].envvar
 
 
 def parse(words: Sequence[str]) -> str:
