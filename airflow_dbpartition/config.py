@@ -57,6 +57,8 @@ class DatabaseConfig:
                 "no database URL: set DBPARTITION_DATABASE_URL or pass --database-url "
                 "(for example postgresql://user:password@host/database)"
             )
+        if self.pool_size < 0:
+            raise ConfigurationError(f"expected pool_size to be at least 0, got {self.pool_size!r}")
         positive("connect_timeout_s", self.connect_timeout_s)
         positive("lock_timeout_s", self.lock_timeout_s)
         if self.statement_timeout_s is not None:

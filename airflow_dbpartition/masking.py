@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# Up to the last @: a password may hold one, and a slash.
-_URL_PASSWORD = re.compile(r"(\w[\w+.-]*://[^:/@\s]*):\S*@")
+# Up to the last @: a password may hold one, and a slash. A URL whose colon was forgotten is masked too.
+_URL_PASSWORD = re.compile(r"(\w[\w+.-]*:?//[^:/@\s]*):\S*@")
 _KEYWORD_PASSWORD = re.compile(r"(?i)\b(password|passwd|pwd|secret|token)(\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
 
 

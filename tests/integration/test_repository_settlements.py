@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, insert, select
 
-from airflow_dbpartition.domain import Claim, Counters, JobSettings, Partition, PartitionStatus
+from airflow_dbpartition.domain import (
+    LIVE_PARTITIONS,
+    Claim,
+    Counters,
+    JobSettings,
+    Partition,
+    PartitionStatus,
+    Transition,
+    Transitions,
+)
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.moves import move
 from tests.scenarios import (
     OFTEN,
     add_node,
@@ -276,3 +286,23 @@ def test_an_open_user_transaction_does_not_hold_up_a_sweep(effects_table: JobRep
     sweep(repository)
     row = partition(repository, launched.job_execution_id)
     assert (row.status, row.checkpoint) == (PartitionStatus.PENDING, {"n": 1}), "what was committed in time is kept"
+
+
+def test_a_status_is_written_from_exactly_the_statuses_that_the_transition_names(repository: JobRepository) -> None:
+    """The one function that moves partitions, against the one table of legal moves, for every pair of the two."""
+    add_node(repository)
+    job_execution_id = submit(repository, 1, to="a").job_execution_id
+    p = repository.tables.partitions
+    transitions = [value for value in vars(Transitions).values() if isinstance(value, Transition)]
+    assert len(transitions) == 11
+    for transition, status in product(transitions, PartitionStatus):
+        with repository.engine.begin() as connection:
+            connection.execute(p.update().values(status=status.value, version=7, end_time=None))
+            moved = move(connection, repository.tables, transition, p.c.job_execution_id == job_execution_id)
+        row = partition(repository, job_execution_id)
+        allowed = status in transition.sources
+        (end_time,) = column(repository, job_execution_id, "end_time")
+        assert moved == int(allowed), (transition, status)
+        assert row.status is (transition.target if allowed else status), (transition, status)
+        assert row.version == (8 if allowed and transition.changes_hands else 7), (transition, status)
+        assert (end_time is not None) == (allowed and transition.target not in LIVE_PARTITIONS), (transition, status)
