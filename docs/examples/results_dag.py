@@ -26,7 +26,7 @@ with DAG("check_orders_and_sum", schedule=None, catchup=False):
     )
 
     @task
-    def sum_up(summary: dict[str, Any]) -> int:
+    def sum_up(summary: Any) -> int:
         results = JobRepositoryHook().iter_results(summary["job_execution_id"])  # page by page, never through XCom
         return sum(result["findings"] for _key, result in results)
 

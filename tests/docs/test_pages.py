@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_dbpartition.config import Timings
+from airflow_dbpartition.worker.metrics import Metrics
 from tests import databases
 from tests.docs import commands
 from tests.docs.pages import ROOT, Page, pages, script
@@ -129,6 +130,18 @@ def test_make_targets_are_ones_that_there_are(page: Page) -> None:
         r"^make ([a-z]+)", "\n".join([*page.inline_code(), *(text for _, text in page.blocks("bash"))]), re.M
     )
     assert set(named) <= targets
+
+
+def test_metrics_that_are_named_are_ones_that_a_worker_serves() -> None:
+    served = {item.name + ("_total" if item.type == "counter" else "") for item in Metrics().registry.collect()}
+    named = {
+        name
+        for page in PAGES
+        for text in page.inline_code()
+        for name in re.findall(r"^dbpartition_\w+_(?:total|seconds|running)$", text)
+    }
+    assert len(named) > 3
+    assert named <= served
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
