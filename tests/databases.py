@@ -22,6 +22,8 @@ from airflow_dbpartition.repository import JobRepository
 
 POSTGRES_VARIABLE = "DBPARTITION_TEST_POSTGRES_URL"
 MYSQL_VARIABLE = "DBPARTITION_TEST_MYSQL_URL"
+# Instead of a URL: as if no server ran on this machine.
+EMBEDDED, NONE = "embedded", "none"
 NAMES = ("postgresql", "mysql", "sqlite")
 
 
@@ -172,6 +174,8 @@ class Servers:
 
     def _find_mysql(self) -> Server:
         given = os.environ.get(MYSQL_VARIABLE)
+        if given == NONE:
+            raise NotAtHandError(f"{MYSQL_VARIABLE} says {NONE}")
         try:
             return MysqlServer(given or "mysql://root@127.0.0.1:3306/")
         except (SQLAlchemyError, ModuleNotFoundError) as error:
@@ -184,10 +188,11 @@ class Servers:
 
 def _find_postgres() -> Server:
     given = os.environ.get(POSTGRES_VARIABLE)
-    if given:
+    if given and given != EMBEDDED:
         return PostgresServer(given)
-    with contextlib.suppress(SQLAlchemyError):
-        return PostgresServer("postgresql://postgres@127.0.0.1:5432/postgres")
+    if not given:
+        with contextlib.suppress(SQLAlchemyError):
+            return PostgresServer("postgresql://postgres@127.0.0.1:5432/postgres")
     from airflow_dbpartition.demo.embedded import EmbeddedPostgres
     from airflow_dbpartition.errors import DbPartitionError
 
