@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings
-from airflow_dbpartition.errors import JobExecutionNotFoundError
+from airflow_dbpartition.errors import ConfigurationError, JobExecutionNotFoundError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, opened
 from airflow_dbpartition.ownership import describe, map_index_of, owner_token, was_cleared
 from airflow_dbpartition.partitioners.collecting import as_partitioner
@@ -325,6 +325,11 @@ def _checked_partitioner(partitioner: Any) -> Any:
 
 
 def _as_partitioner(partitioner: Any) -> Any:
+    if isinstance(partitioner, str):
+        raise ConfigurationError(
+            f"expected the partitioner's template to render to a mapping or a list, got the text {partitioner[:60]!r}: "
+            "give the DAG render_template_as_native_obj=True"
+        )
     if _is_list(partitioner):
         return FunctionPartitioner(_Listed(partitioner))
     return as_partitioner(partitioner)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.waiting import Verdict
 
+# Airflow fails a task that is queued again before its scheduler has heard how the last look ended.
+LEAST_RESCHEDULE_S = 5.0
+
 _READERS: dict[str, templated.Reader] = {
     "job_execution_id": templated.integer(1),
     "restart_failed": templated.flag,
@@ -60,7 +63,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             partitions stay. None = never.
         on_sigterm: when the sensor's own process is drained: "detach" leaves the execution running, and the retry goes
             on waiting; "stop" stops it. A person's kill always stops it.
-        poke_interval: seconds between two looks, in every mode; 5 by default.
+        poke_interval: seconds between two looks, in every mode; 5 by default, and never less than that in "reschedule".
         timeout: seconds, as in every Airflow sensor; the launch's own deadline ends the wait as well.
         kwargs: everything else a sensor takes (mode, soft_fail, retries …).
     """
@@ -153,7 +156,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
                 if verdict.is_final:
                     return self._conclude(context, verdict)
                 self._give_up(context, verdict, f"timed out after {self.timeout:g} s")
-        pause_s = self._get_next_poke_interval(began, elapsed_s, 1)
+        pause_s = max(LEAST_RESCHEDULE_S, self._get_next_poke_interval(began, elapsed_s, 1))
         raise AirflowRescheduleException(  # type: ignore[no-untyped-call]
             datetime.now(timezone.utc) + timedelta(seconds=pause_s)
         )

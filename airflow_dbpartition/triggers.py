@@ -39,7 +39,7 @@ class PartitionCompletionTrigger(BaseTrigger):
         job_execution_id: the execution.
         repository_conn_id: the Airflow connection of the job repository.
         owner_token: of the try that defers; fences the stop when a person kills the task. None = never stop.
-        poll_interval_s: seconds between two looks.
+        poll_interval_s: seconds between two looks, and before the first.
         no_nodes_timeout_s: seconds without a live node, with work pending, after which it fires; None = never.
     """
 
@@ -73,7 +73,12 @@ class PartitionCompletionTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fire once, when the execution has ended, is late, or has nobody to do it."""
+        """Fire once, when the execution has ended, is late, or has nobody to do it.
+
+        The first look is an interval away: the task has just looked itself; and Airflow fails a deferred task that
+        comes back before its scheduler has heard of its going.
+        """
+        await asyncio.sleep(self.poll_interval_s)
         poller = shared_poller(self.repository_conn_id, partial(_connect, self.repository_conn_id))
         async for update in poller.watch(
             self.job_execution_id,

@@ -265,10 +265,20 @@ class Run:
         """Wait until the task has said something: it is then as far as that."""
         wait_until(lambda: words in self.log(task_id, try_number=try_number), f"{task_id} logs {words!r}", every_s=0.7)
 
-    def wait_for_trigger(self, task_id: str) -> None:
-        """Wait until the task is deferred and its trigger runs: Airflow calls the `on_kill` of no other."""
-        self.wait_for(task_id, "deferred")
-        self.wait_for_log(task_id, f"trigger {self.dag_id}/{self.run_id}/{task_id}")
+    def wait_for_trigger(self, task_id: str, *, try_number: int = 1) -> None:
+        """Wait until the task is deferred and its trigger runs: Airflow calls the `on_kill` of no other.
+
+        And until the scheduler has heard that the task's process has gone: Airflow fails a task that comes back
+        before, which takes a scheduler that is as busy as this one.
+        """
+        self.wait_for(task_id, "deferred", try_number=try_number)
+        self.wait_for_log(task_id, f"trigger {self.dag_id}/{self.run_id}/{task_id}", try_number=try_number)
+        heard = (
+            "Received executor event with state success for task instance TaskInstanceKey("
+            f"dag_id='{self.dag_id}', task_id='{task_id}', run_id='{self.run_id}', try_number={try_number}"
+        )
+        path = self._deployment.airflow.log_path("scheduler")
+        wait_until(lambda: heard in path.read_text(errors="replace"), f"the scheduler has heard of {task_id}")
 
     def process_of(self, task_id: str) -> int:
         """The process that runs the task's code (not Airflow's own that watches it)."""
@@ -362,12 +372,14 @@ DAG_IDS: Iterable[str] = (
     "three_modes",
     "both_waits",
     "plan_then_sensor",
+    "plan_then_deferred_sensor",
     "plan_then_retrying_sensor",
     "plan_then_poking_sensor",
     "plan_then_impatient_poke",
     "plan_then_impatient_deferral",
     "plan_then_soft_sensor",
-    "waiting_operator",
+    "deferring_operator",
+    "blocking_operator",
     "retrying_operator",
     "timed_operator",
     "late_operator",

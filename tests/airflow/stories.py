@@ -11,7 +11,7 @@ import pytest
 
 from tests.airflow.deployment import Deployment
 
-AT_ONCE = 10
+AT_ONCE = 8
 
 Body = Callable[[Deployment], None]
 

@@ -147,6 +147,14 @@ def test_everything_may_be_given_as_text() -> None:
     assert cut._value("wait_for_completion") is True
 
 
+def test_airflows_configuration_decides_where_the_author_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not operator().deferrable
+    monkeypatch.setenv("AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE", "True")
+    assert operator(task_id="second").deferrable
+    assert sensor().deferrable
+    assert not operator(task_id="third", deferrable=False).deferrable
+
+
 # --- templates -----------------------------------------------------------------------------------------------------
 
 

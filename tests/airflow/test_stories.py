@@ -47,7 +47,7 @@ def test_a_sensor_ends_with_the_same_summary_in_each_of_its_modes(deployment: De
 def test_an_operator_that_waits_returns_the_summary_whether_it_blocks_or_defers(deployment: Deployment) -> None:
     run = deployment.run("both_waits", "both_waits", gated(3))
     run.wait_for("blocking", "running")
-    run.wait_for("deferring", "deferred")
+    run.wait_for_trigger("deferring")
     run.open()
 
     assert run.ends() == "success"
@@ -133,7 +133,7 @@ def test_a_retried_sensor_restarts_what_failed_once(deployment: Deployment) -> N
 
 @story
 def test_a_clear_of_a_completed_operator_does_all_of_it_again(deployment: Deployment) -> None:
-    run = deployment.run("waiting_operator", "clear_completed", {"a": {}, "b": {}})
+    run = deployment.run("blocking_operator", "clear_completed", {"a": {}, "b": {}})
     assert run.ends() == "success"
 
     run.clear("work")
@@ -147,7 +147,7 @@ def test_a_clear_of_a_completed_operator_does_all_of_it_again(deployment: Deploy
 
 @story
 def test_a_clear_of_a_failed_operator_restarts_what_failed(deployment: Deployment) -> None:
-    run = deployment.run("waiting_operator", "clear_failed", {"good": {}, "broken": {"fails": 1}})
+    run = deployment.run("blocking_operator", "clear_failed", {"good": {}, "broken": {"fails": 1}})
     assert run.ends() == "failed"
 
     run.clear("work")
@@ -207,7 +207,7 @@ def test_marking_a_blocking_operator_failed_stops_the_execution(deployment: Depl
 
 @story
 def test_marking_a_deferred_task_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("waiting_operator", "mark_deferred", gated(2))
+    run = deployment.run("deferring_operator", "mark_deferred", gated(2))
     run.wait_for_claims(2)
     run.wait_for_trigger("work")
 
@@ -226,7 +226,7 @@ def test_marking_a_deferred_task_failed_stops_the_execution(deployment: Deployme
 
 @story
 def test_marking_a_deferred_sensor_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_sensor", "mark_deferred_sensor", gated(2))
+    run = deployment.run("plan_then_deferred_sensor", "mark_deferred_sensor", gated(2))
     run.wait_for_claims(2)
     run.wait_for_trigger("wait")
 
@@ -255,13 +255,13 @@ def test_a_clear_while_blocking_is_carried_through_by_the_new_try(deployment: De
 @story
 def test_a_clear_while_deferred_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
     """Airflow may run the new try before or after the old trigger's on_kill: both must end well."""
-    run = deployment.run("waiting_operator", "clear_deferred", gated(2))
+    run = deployment.run("deferring_operator", "clear_deferred", gated(2))
     run.wait_for_claims(2)
     run.wait_for_trigger("work")
     before = run.execution().owner_token
 
     run.clear("work")
-    run.wait_for("work", "deferred", try_number=2)
+    run.wait_for_trigger("work", try_number=2)
     run.wait_for_claims(2)
     run.open()
 
@@ -313,7 +313,9 @@ def test_a_missed_deadline_stops_the_execution_and_spends_no_retry(deployment: D
 
 @story
 def test_soft_fail_never_skips_over_failed_partitions(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_soft_sensor", "soft_fail", {"broken": {"fails": 1}})
+    run = deployment.run("plan_then_soft_sensor", "soft_fail", gated(1, fails=1))
+    run.wait_for_trigger("wait")
+    run.open()
 
     assert run.ends() == "failed"
     assert run.state("wait") == "failed"

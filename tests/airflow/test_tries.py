@@ -276,6 +276,14 @@ def test_a_very_long_name_is_shortened_and_stays_unique(connected: JobRepository
     assert {len(name) for name in names} == {250}
 
 
+def test_a_template_that_comes_out_as_text_is_no_partitioner(connected: JobRepository) -> None:
+    made = operator(partitioner="{{ partitions }}")
+    made.partitioner = "{'a': {}}"  # as a DAG without native objects renders it
+    with pytest.raises(AirflowFailException, match=r"task 'task': .*render_template_as_native_obj=True"):
+        execute(made, Try())
+    assert all_executions(connected) == []
+
+
 # --- waiting -------------------------------------------------------------------------------------------------------
 
 
@@ -514,8 +522,10 @@ def test_a_rescheduled_sensor_looks_once_and_goes(connected: JobRepository) -> N
     this = Try()
     launched = execute(operator(), this)
     wait = sensor(launched, mode="reschedule")
-    with pytest.raises(AirflowRescheduleException):
+    with pytest.raises(AirflowRescheduleException) as caught:
         execute(wait, this.of("wait"))
+    # Airflow fails a task that comes back before its scheduler has heard of its going.
+    assert caught.value.reschedule_date > datetime.now(timezone.utc) + timedelta(seconds=4)
     finish_all(connected, launched)
     assert execute(wait, this.of("wait"))["partitions"]["completed"] == 2
 

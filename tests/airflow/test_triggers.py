@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_it_fires_once_when_the_execution_has_ended(connected: JobRepository) ->
     assert (event["status"], event["job_execution_id"]) == ("completed", good)
     (event,) = events(trigger(bad))
     assert event["status"] == "failed"
+
+
+def test_it_never_fires_before_its_first_interval_is_over(connected: JobRepository) -> None:
+    """Airflow fails a deferred task that comes back before its scheduler has heard of its going."""
+    job = submit(connected, 0).job_execution_id
+    began = time.monotonic()
+    assert events(trigger(job, poll_interval_s=1.0))
+    assert time.monotonic() - began >= 1.0
 
 
 def test_running_it_a_second_time_does_no_harm(connected: JobRepository) -> None:

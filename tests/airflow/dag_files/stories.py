@@ -26,12 +26,12 @@ def plan(task_id: str = "plan", **options: Any) -> PartitionedStepOperator:
 
 
 def operator(task_id: str = "work", **options: Any) -> PartitionedStepOperator:
-    return plan(task_id, **{"wait_for_completion": True, "poll_interval": 0.5, **options})
+    return plan(task_id, **{"wait_for_completion": True, "poll_interval": 1, **options})
 
 
 def sensor(task_id: str, planned: PartitionedStepOperator, **options: Any) -> PartitionCompletionSensor:
     waits = PartitionCompletionSensor(
-        task_id=task_id, **{"job_execution_id": planned.output, "poke_interval": 0.5, "deferrable": True, **options}
+        task_id=task_id, **{"job_execution_id": planned.output, "poke_interval": 1, "deferrable": True, **options}
     )
     planned >> waits
     return waits
@@ -48,6 +48,9 @@ with dag("both_waits"):
     operator("deferring", deferrable=True)
 
 with dag("plan_then_sensor"):
+    sensor("wait", plan(), deferrable=False)
+
+with dag("plan_then_deferred_sensor"):
     sensor("wait", plan())
 
 with dag("plan_then_retrying_sensor"):
@@ -60,13 +63,16 @@ with dag("plan_then_impatient_poke"):
     sensor("wait", plan(), deferrable=False, mode="poke", timeout=2, soft_fail=True)
 
 with dag("plan_then_impatient_deferral"):
-    sensor("wait", plan(), timeout=2)
+    sensor("wait", plan(), timeout=5)
 
 with dag("plan_then_soft_sensor"):
     sensor("wait", plan(), soft_fail=True)
 
-with dag("waiting_operator"):
+with dag("deferring_operator"):
     operator(deferrable=True)
+
+with dag("blocking_operator"):
+    operator(deferrable=False)
 
 with dag("retrying_operator"):
     operator(deferrable=False, retries=1, retry_delay=SOON)
@@ -75,7 +81,7 @@ with dag("timed_operator"):
     operator(deferrable=False, execution_timeout=timedelta(seconds=6))
 
 with dag("late_operator"):
-    operator(deferrable=True, timeout=2, retries=1, retry_delay=SOON)
+    operator(deferrable=True, timeout=5, retries=1, retry_delay=SOON)
 
 
 def raises(grid_size: int) -> Iterator[dict[str, Any]]:
@@ -119,6 +125,6 @@ with dag("mapped"):
     def slices() -> list[dict[str, dict[str, int]]]:
         return [{"a": {"rows": 1}}, {"a": {"rows": 10}, "b": {"rows": 100}}]
 
-    PartitionedStepOperator.partial(
-        task_id="work", step="act", wait_for_completion=True, deferrable=True, poll_interval=0.5
-    ).expand(partitioner=slices())
+    PartitionedStepOperator.partial(task_id="work", step="act", wait_for_completion=True, poll_interval=1).expand(
+        partitioner=slices()
+    )
