@@ -34,6 +34,7 @@ from airflow_dbpartition.domain import (
     Claim,
     Counters,
     ExecutionStatus,
+    JobExecution,
     JobIdentity,
     JobSettings,
     NodeStatus,
@@ -55,7 +56,7 @@ from tests.databases import NAMES, NotAtHandError, Servers
 from tests.scenarios import STEP, add_node, claim, silence, to_nobody
 
 EXAMPLES = int(os.environ.get("DBPARTITION_TEST_ROUNDS", "15"))
-STEPS = 40
+STEPS = 50
 TIMINGS = Timings(heartbeat_s=3, unreachable_after_s=10, remove_after_s=30)
 DEAD_FOR_S = 45.0
 
@@ -84,6 +85,10 @@ class Model:
     ended: dict[int, tuple[str, int]] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     purged: bool = False
+
+    @property
+    def living(self) -> list[str]:
+        return [node_id for node_id in self.nodes if node_id not in self.gone]
 
     def may_settle(self, taken: Claim) -> bool:
         return self.good.get(taken.step_execution_id) == (taken.node_id, taken.version)
@@ -118,18 +123,26 @@ class Cluster(RuleBasedStateMachine):
         self.a_node_joins()
         self.a_node_joins()
 
-    @precondition(lambda self: len(self.model.nodes) < 6)
+    @precondition(lambda self: len(self.model.living) < 4)
     @rule()
     def a_node_joins(self) -> None:
         node_id = f"n{len(self.model.nodes)}"
         add_node(self.repository, node_id)
         self.model.nodes.append(node_id)
 
-    @rule(data=st.data())
-    def a_node_falls_silent(self, data: st.DataObject) -> None:
-        node_id = data.draw(st.sampled_from(self.model.nodes))
-        silence(self.repository, node_id, DEAD_FOR_S)
-        self.model.silent.add(node_id)
+    @precondition(lambda self: len(self.model.living) > 1)
+    @rule(data=st.data(), trouble=st.sampled_from(("silence", "silence", "leaves", "drains")))
+    def a_node_has_trouble(self, data: st.DataObject, trouble: str) -> None:
+        node_id = data.draw(st.sampled_from(self.model.living))
+        if trouble == "silence":
+            silence(self.repository, node_id, DEAD_FOR_S)
+            self.model.silent.add(node_id)
+        elif trouble == "leaves":
+            self.recovery.leave(node_id)
+            self.model.gone.add(node_id)
+            self.model.forget_claims_of(node_id)
+        else:
+            self.recovery.hand_over(node_id)
 
     @rule(data=st.data())
     def a_node_beats(self, data: st.DataObject) -> None:
@@ -141,18 +154,7 @@ class Cluster(RuleBasedStateMachine):
         self.model.silent.discard(node_id)
         mine = {step_id: held[1] for step_id, held in self.model.good.items() if held[0] == node_id}
         assert reply.held == mine
-        assert reply.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
-
-    @rule(data=st.data())
-    def a_node_leaves(self, data: st.DataObject) -> None:
-        node_id = data.draw(st.sampled_from(self.model.nodes))
-        self.recovery.leave(node_id)
-        self.model.gone.add(node_id)
-        self.model.forget_claims_of(node_id)
-
-    @rule(data=st.data())
-    def a_node_hands_over_what_waits_for_it(self, data: st.DataObject) -> None:
-        self.recovery.hand_over(data.draw(st.sampled_from(self.model.nodes)))
+        assert reply.status is NodeStatus.ACTIVE
 
     @rule()
     def somebody_sweeps(self) -> None:
@@ -163,6 +165,10 @@ class Cluster(RuleBasedStateMachine):
             self.model.forget_claims_of(node_id)
 
     # --- executions --------------------------------------------------------------------------------------------
+
+    @initialize(target=executions, policy=st.sampled_from(TransferPolicy))
+    def begins_with_a_job(self, policy: TransferPolicy) -> int:
+        return self._submit({f"p{number}": None for number in range(4)}, policy)
 
     @rule(
         target=executions,
@@ -175,103 +181,93 @@ class Cluster(RuleBasedStateMachine):
     def a_job_is_submitted(
         self, count: int, policy: TransferPolicy, stealing: bool, fail_fast: bool, owners: st.DataObject
     ) -> int:
+        owner = st.sampled_from([None, *self.model.living])
+        placement = {f"p{number}": owners.draw(owner) for number in range(count)}
+        return self._submit(placement, policy, stealing=stealing, fail_fast=fail_fast)
+
+    def _submit(self, placement: dict[str, str | None], policy: TransferPolicy, **options: bool) -> int:
         self.jobs += 1
-        keys = [f"p{number}" for number in range(count)]
         new = NewExecution(
             identity=JobIdentity(f"job{self.jobs}", {}),
             step_name=STEP,
             settings=JobSettings(
                 transferable=policy.value,
-                stealing=stealing,
-                fail_fast=fail_fast,
                 partition_retries=3,
                 max_node_losses=2,
+                **options,  # type: ignore[arg-type]
             ),
         )
-        placement = {key: owners.draw(st.sampled_from([None, *self.model.nodes])) for key in keys}
-        planned = [Partition(key) for key in keys]
+        planned = [Partition(key) for key in placement]
         launched = self.repository.executions.submit(new, planned, placement)
         again = self.repository.executions.submit(new, planned, placement)
         assert launched.created
         assert (again.job_execution_id, again.created) == (launched.job_execution_id, False)
         return launched.job_execution_id
 
-    @rule(job_execution_id=executions)
-    def a_person_stops(self, job_execution_id: int) -> None:
+    @rule(target=executions, job_execution_id=executions, verb=st.sampled_from(("stop", "abandon", "restart", "purge")))
+    def a_person_acts(self, job_execution_id: int, verb: str) -> Any:
         with self._unless_purged():
-            self.repository.executions.stop(job_execution_id, reason="enough")
-
-    @rule(job_execution_id=executions)
-    def a_person_abandons(self, job_execution_id: int) -> None:
-        before = self._execution_status(job_execution_id)
-        with self._unless_purged():
-            try:
-                self.repository.executions.abandon(job_execution_id)
-            except JobExecutionRunningError:
-                assert before is not None
-                assert before.is_active
-            except JobAlreadyCompleteError:
-                assert before is ExecutionStatus.COMPLETED
-
-    @rule(target=executions, job_execution_id=executions, include_lost=st.booleans())
-    def a_restart(self, job_execution_id: int, include_lost: bool) -> Any:
-        with self._unless_purged():
-            latest = self.repository.reading.latest_of_instance(job_execution_id)
-            try:
-                launched = self.repository.executions.restart(
-                    job_execution_id, place=to_nobody, include_lost=include_lost
-                )
-            except JobAlreadyCompleteError:
-                assert latest.status is ExecutionStatus.COMPLETED
-            except JobAbandonedError:
-                assert latest.status is ExecutionStatus.ABANDONED
-            except LostPartitionsError:
-                assert not include_lost
+            before = self.repository.reading.latest_of_instance(job_execution_id)
+            if verb == "stop":
+                self.repository.executions.stop(job_execution_id, reason="enough")
+            elif verb == "abandon":
+                self._abandon(job_execution_id)
+            elif verb == "purge":
+                self.repository.retention.purge(older_than_s=0.0)
+                self.model.purged = True
             else:
-                assert launched.created == (not latest.status.is_active)
-                return launched.job_execution_id
+                return self._restart(before)
         return multiple()
-
-    @rule()
-    def the_history_is_purged(self) -> None:
-        self.repository.retention.purge(older_than_s=0.0)
-        self.model.purged = True
 
     # --- work --------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: self.model.gone)
+    @rule(data=st.data())
+    def a_removed_node_claims_nothing(self, data: st.DataObject) -> None:
+        assert claim(self.repository, data.draw(st.sampled_from(sorted(self.model.gone))), 3, steal_after_s=0.0) == []
+
+    @precondition(lambda self: self.model.living)
     @rule(target=claims, data=st.data(), limit=st.integers(1, 3), stealing=st.booleans())
     def a_node_claims(self, data: st.DataObject, limit: int, stealing: bool) -> Any:
-        node_id = data.draw(st.sampled_from(self.model.nodes))
+        return self._claim(data.draw(st.sampled_from(self.model.living)), limit, stealing=stealing)
+
+    def _claim(self, node_id: str, limit: int, *, stealing: bool = False) -> Any:
         taken = claim(self.repository, node_id, limit, steal_after_s=0.0 if stealing else None)
         assert len(taken) <= limit
-        if node_id in self.model.gone:
-            assert taken == []
         for one in taken:
             assert one.step_execution_id not in self.model.good, "two owners"
             self.model.good[one.step_execution_id] = (node_id, one.version)
         return multiple(*taken)
+
+    @rule(target=claims, taken=claims)
+    def a_claim_fails_and_is_tried_again_by_its_own_node(self, taken: Claim) -> Any:
+        """A to A: only the version tells the old claim from the new one."""
+        self._give_back(taken, released=False)
+        return self._claim(taken.node_id, 10)
 
     @rule(taken=claims)
     def a_claim_is_completed(self, taken: Claim) -> None:
         settle = self.repository.settlements.complete
         self._settle(taken, "completed", lambda: settle(taken, counters=Counters(write=1), result={"done": True}))
 
-    @rule(taken=claims)
-    def a_claim_fails(self, taken: Claim) -> None:
-        self._settle(taken, "failed", lambda: self.repository.settlements.fail(taken, message="broken"))
+    @rule(taken=claims, released=st.booleans())
+    def a_claim_is_given_back(self, taken: Claim, released: bool) -> None:
+        self._give_back(taken, released=released)
 
-    @rule(taken=claims)
-    def a_claim_is_retried(self, taken: Claim) -> None:
-        settle = self.repository.settlements.retry
-        self._settle(taken, "pending", lambda: settle(taken, message="once more", delay_s=0.0))
+    def _give_back(self, taken: Claim, *, released: bool) -> None:
+        settlements = self.repository.settlements
+        if released:
+            self._settle(taken, "pending", lambda: settlements.release(taken, message="going"))
+        else:
+            self._settle(taken, "pending", lambda: settlements.retry(taken, message="once more", delay_s=0.0))
 
-    @rule(taken=claims)
-    def a_claim_is_released(self, taken: Claim) -> None:
-        self._settle(taken, "pending", lambda: self.repository.settlements.release(taken, message="going"))
-
-    @rule(taken=claims)
-    def a_claim_ends_on_request(self, taken: Claim) -> None:
-        self._settle(taken, "stopped", lambda: self.repository.settlements.stop(taken))
+    @rule(taken=claims, asked=st.booleans())
+    def a_claim_ends_badly(self, taken: Claim, asked: bool) -> None:
+        settlements = self.repository.settlements
+        if asked:
+            self._settle(taken, "stopped", lambda: settlements.stop(taken))
+        else:
+            self._settle(taken, "failed", lambda: settlements.fail(taken, message="broken"))
 
     @rule(taken=claims)
     def a_page_is_committed(self, taken: Claim) -> None:
@@ -318,6 +314,33 @@ class Cluster(RuleBasedStateMachine):
 
     # --- pieces ------------------------------------------------------------------------------------------------
 
+    def _abandon(self, job_execution_id: int) -> None:
+        before = self.repository.reading.execution(job_execution_id).status
+        try:
+            self.repository.executions.abandon(job_execution_id)
+        except JobExecutionRunningError:
+            assert before.is_active
+        except JobAlreadyCompleteError:
+            assert before is ExecutionStatus.COMPLETED
+
+    def _restart(self, before: JobExecution) -> Any:
+        """Without a person's word first; what that refuses to run again, a person's word does."""
+        for include_lost in (False, True):
+            try:
+                launched = self.repository.executions.restart(
+                    before.job_execution_id, place=to_nobody, include_lost=include_lost
+                )
+            except JobAlreadyCompleteError:
+                assert before.status is ExecutionStatus.COMPLETED
+            except JobAbandonedError:
+                assert before.status is ExecutionStatus.ABANDONED
+            except LostPartitionsError:
+                assert not include_lost
+            else:
+                assert launched.created == (not before.status.is_active)
+                return launched.job_execution_id
+        return multiple()
+
     def _settle(self, taken: Claim, what: str, write: Any) -> None:
         key = (taken.step_execution_id, taken.version)
         good = self.model.may_settle(taken)
@@ -343,12 +366,6 @@ class Cluster(RuleBasedStateMachine):
             yield
         except JobExecutionNotFoundError:
             assert self.model.purged
-
-    def _execution_status(self, job_execution_id: int) -> ExecutionStatus | None:
-        try:
-            return self.repository.reading.execution(job_execution_id).status
-        except JobExecutionNotFoundError:
-            return None
 
     def _partition(self, step_execution_id: int) -> Any:
         p = self.repository.tables.partitions
