@@ -176,6 +176,7 @@ class Heartbeat:
                 cursor.execute(f"LISTEN {WORK_CHANNEL}")
             driver_connection.autocommit = autocommit
             self._raw = driver_connection
+            self._look_for_work()  # what was said while nobody listened is said to nobody
 
     def _listen_until(self, moment: float) -> None:
         """Sleep until the next beat, waking the main thread for each notification on the way."""
@@ -211,8 +212,11 @@ class Heartbeat:
         if STOP_PAYLOAD in payloads:
             self._beat_now.set()  # the answer names the partitions that are asked to stop
         if payloads - {STOP_PAYLOAD}:
-            self.notified.set()
-            self._wake_main()
+            self._look_for_work()
+
+    def _look_for_work(self) -> None:
+        self.notified.set()
+        self._wake_main()
 
     # --- the watching thread -----------------------------------------------------------------------------------
 
