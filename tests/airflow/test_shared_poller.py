@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import event, text
 
+from airflow_dbpartition import polling
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.polling import SharedPoller, Update, shared_poller
@@ -31,6 +32,7 @@ class Watched:
     """Opens the repository for a poller, and counts what it does there."""
 
     database: Database
+    timings: Timings = field(default_factory=Timings)
     connects: int = 0
     queries: list[str] = field(default_factory=list)
     opened: int = 0
@@ -39,7 +41,7 @@ class Watched:
     async def __call__(self) -> tuple[Callable[[], JobRepository], Timings]:
         if self.refuse:
             raise ConfigurationError(self.refuse)
-        return self._open, Timings()
+        return self._open, self.timings
 
     def _open(self) -> JobRepository:
         self.opened += 1
@@ -199,6 +201,42 @@ def test_a_failure_a_stop_a_missed_deadline_and_a_missing_execution_end_the_wait
     expected = [Outcome.FAILED, Outcome.STOPPED, Outcome.LATE, Outcome.FAILED]
     assert [update.outcome for update in ended] == expected
     assert ended[-1].message == "there is no job execution 4711"
+
+
+def test_the_poller_ends_what_no_worker_is_there_to_end(
+    database: Database, repository: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "SWEEP_EVERY_S", 0.3)
+    add_node(repository)
+    job = submit(repository, 1).job_execution_id
+    complete(repository, claim_one(repository))  # and its worker dies before it ends the execution
+
+    assert run(last(SharedPoller(Watched(database)).watch(job, poll_interval_s=0.2))).outcome is Outcome.COMPLETED
+
+
+def test_a_wait_hears_when_nobody_has_been_there_to_work(
+    database: Database, repository: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "NODES_EVERY_S", 0.3)
+    add_node(repository, "elsewhere", node_group="other")
+    deserted = submit(repository, 1, job="deserted").job_execution_id
+    attended = submit(repository, 1, job="attended", node_group="other").job_execution_id
+    watched = Watched(database, timings=Timings(heartbeat_s=0.1, unreachable_after_s=0.4, remove_after_s=60))
+    poller = SharedPoller(watched)
+
+    async def main() -> Update:
+        patient = asyncio.ensure_future(last(poller.watch(deserted, poll_interval_s=0.2)))
+        staffed = asyncio.ensure_future(last(poller.watch(attended, poll_interval_s=0.2, no_nodes_timeout_s=600)))
+        given_up = await last(poller.watch(deserted, poll_interval_s=0.2, no_nodes_timeout_s=0.5))
+        assert not patient.done()
+        assert not staffed.done()
+        patient.cancel()
+        staffed.cancel()
+        return given_up
+
+    update = run(main())
+    assert update.outcome is Outcome.NO_NODES
+    assert "no live node of group 'default' with the step 'work' for 0.5 s" in update.message
 
 
 def test_an_outage_ends_no_wait(postgres: Database, postgres_repository: JobRepository) -> None:

@@ -384,6 +384,29 @@ def test_an_outage_of_the_database_is_waited_out(
         run_sql(postgres, f"DROP ROLE {user}")
 
 
+def test_progress_is_logged_when_it_changes_and_only_then(
+    connected: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_node(connected)
+    made = waiting(poll_interval=0.05)
+    said: list[str] = []
+    monkeypatch.setattr(made.log, "info", lambda message, *words: said.append(message % words if words else message))
+
+    def work() -> None:
+        for done in ("0/2 partitions done, 2 waiting", "1/2 partitions done, 1 waiting"):
+            when(lambda: any(done in line for line in said), lambda: None)()  # noqa: B023 - called at once
+            looks = len(said)
+            time.sleep(0.3)  # some more looks, which show nothing new
+            assert len(said) == looks
+            complete(connected, claim_one(connected))
+        connected.executions.finalise(latest(connected).job_execution_id)
+
+    with meanwhile(when(is_launched(connected), work)):
+        execute(made, Try())
+    assert [line for line in said if "0/2 partitions done, 2 waiting" in line] != []
+    assert len(said) == len(set(said))
+
+
 def test_a_deadline_stops_the_execution_and_fails_without_a_retry(connected: JobRepository) -> None:
     with pytest.raises(AirflowFailException, match=r"its deadline has passed: .*is STOPPED"):
         execute(waiting(timeout=0.5), Try())
