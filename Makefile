@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit lowest sql wheel clean help
+.PHONY: demo test lint types imports unit lowest sql reference wheel clean help
 
 help: ## Say what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -21,8 +21,9 @@ lint: $(VENV)/.dev ## Ruff: rules and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev ## Mypy, strict, on package and tests.
+types: $(VENV)/.dev ## Mypy, strict, on package, tests and the scripts of the docs.
 	$(BIN)/mypy
+	$(BIN)/mypy --strict docs/*.py
 
 imports: $(VENV)/.dev ## Import contracts.
 	$(BIN)/lint-imports
@@ -39,6 +40,10 @@ lowest: ## The demo and the Airflow tests on the oldest Airflow that is supporte
 
 sql: $(VENV)/.dev ## Print the schema into sql/ again.
 	for dialect in postgresql mysql sqlite; do $(BIN)/dbpartition db sql --dialect $$dialect --directory sql/$$dialect; done
+
+reference: $(VENV)/.dev ## Print docs/reference again, and pull the examples into the pages.
+	$(BIN)/python docs/print_reference.py
+	$(BIN)/python docs/pull_examples.py
 
 wheel: $(VENV)/.dev ## Build wheel and sdist into dist/.
 	$(BIN)/python -m build

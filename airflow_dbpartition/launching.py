@@ -177,9 +177,12 @@ class Launcher:
 
         Raises:
             JobExecutionNotFoundError, JobAlreadyCompleteError, JobAbandonedError, LostPartitionsError.
+            JobExecutionRunningError: it is being stopped, and its workers do not let go.
             WaitTimeoutError: the deadline that is to be kept has passed.
         """
         execution = self._repository.reading.latest_of_instance(job_execution_id)
+        if execution.status is ExecutionStatus.STOPPING:
+            execution = self._wait_until_stopped(execution)
         nodes = self._repository.nodes.all(node_group=execution.node_group)
 
         def place(partitions: Sequence[Partition]) -> dict[str, str | None]:

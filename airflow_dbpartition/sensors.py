@@ -170,10 +170,10 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         self._owns = same_run(execution.manager, ti)
         if not self._owns:
             return execution.job_execution_id
+        if self._is_to_restart(execution, ti):
+            return self._restart(repository, address, execution, ti)
         if execution.status.is_active:
             repository.executions.attach(execution.job_execution_id, owner_token=owner_token(ti))
-        elif self._is_to_restart(execution, ti):
-            return self._restart(repository, address, execution, ti)
         return execution.job_execution_id
 
     def _is_to_restart(self, execution: JobExecution, ti: Any) -> bool:
@@ -183,7 +183,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         return (
             ti.try_number > 1
             and execution.owner_token != owner_token(ti)
-            and execution.status in (ExecutionStatus.FAILED, ExecutionStatus.STOPPED)
+            and execution.status in (ExecutionStatus.FAILED, ExecutionStatus.STOPPED, ExecutionStatus.STOPPING)
             and self._value("restart_failed")
         )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
-import click
 import typer
 
 from airflow_dbpartition.cli import acting, database, demo, looking, working
+from airflow_dbpartition.cli.options import UsageError
 from airflow_dbpartition.errors import DbPartitionError
+
+# typer has brought its own copy of click since 0.20 or so, and gives neither class a public name.
+_TyperUsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="dbpartition",
@@ -30,23 +35,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [word for word in words if word not in ("-v", "--verbose")]
     try:
         code = app(words, standalone_mode=False, prog_name="dbpartition")
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        code = 2
-    except click.UsageError as error:
-        error.show()
-        code = 2
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except _TyperError as error:
+        code = _refuse(error)
+    except (typer.Abort, KeyboardInterrupt):
         code = 130
     except DbPartitionError as error:
         if verbose:
             traceback.print_exc()
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)
-        code = 1
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        code = 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:  # `dbpartition jobs | head`
         sys.stderr.close()
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: Any) -> int:
+    """Say in one line what typer did not understand; a group without a command shows its help instead."""
+    message = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message)
+        return 2
+    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "dbpartition"
+    typer.echo(f"error: {' '.join(message.split())} (see `{where} --help`)", err=True)
+    return 2 if isinstance(error, _TyperUsageError) else int(error.exit_code)

@@ -9,15 +9,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from airflow_dbpartition.cli.looking import ExecutionId
-from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, open_repository, seconds, usage_errors
+from airflow_dbpartition.cli.options import (
+    TIMES,
+    AsJson,
+    DatabaseUrl,
+    Heartbeat,
+    RemoveAfter,
+    Schema,
+    UnreachableAfter,
+    UsageError,
+    open_repository,
+    seconds,
+    usage_errors,
+)
 from airflow_dbpartition.cli.output import print_json
+from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings, Partition, TransferPolicy
 from airflow_dbpartition.errors import InvalidPartitionError
 from airflow_dbpartition.launching import Job, Launcher
+from airflow_dbpartition.repository import JobRepository
 
 _TRANSFERABLE = {"true": True, "false": False, "until_started": "until_started"}
 
@@ -72,14 +85,18 @@ def submit(
     transferable: Annotated[str, typer.Option(help="true, false or until_started.")] = "until_started",
     retries: Annotated[int, typer.Option(min=0, help="Further attempts at a partition after an error.")] = 0,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    heartbeat: Heartbeat = TIMES.heartbeat_s,
+    unreachable_after: UnreachableAfter = TIMES.unreachable_after_s,
+    remove_after: RemoveAfter = TIMES.remove_after_s,
     as_json: AsJson = False,
 ) -> None:
     """Write a job for the workers; prints its job execution id. The same parameters attach to the same job."""
     text = sys.stdin.read() if partitions == "-" else _read_file(partitions)
     if transferable not in _TRANSFERABLE:
-        raise click.UsageError(f"expected --transferable to be true, false or until_started, got {transferable!r}")
+        raise UsageError(f"expected --transferable to be true, false or until_started, got {transferable!r}")
     identifying = _json_object(parameters, "--parameters") if parameters else {"submitted": secrets.token_hex(8)}
     items = read_partitions(text)
+    timings = _timings(heartbeat, unreachable_after, remove_after)
     with usage_errors():
         job = Job(
             identity=JobIdentity(job_name or step, identifying),
@@ -94,7 +111,7 @@ def submit(
             owner_token=secrets.token_hex(16),
         )
     with open_repository(database_url, schema) as repository:
-        launched = Launcher(repository, log=lambda line: click.echo(line, err=True)).launch(job)
+        launched = _launcher(repository, timings).launch(job)
     if as_json:
         print_json(
             {
@@ -104,23 +121,33 @@ def submit(
             }
         )
     else:
-        click.echo(launched.job_execution_id)
+        typer.echo(launched.job_execution_id)
+
+
+def _timings(heartbeat: float, unreachable_after: float, remove_after: float) -> Timings:
+    """What "live" means; the workers' own, or a slower cluster's nodes would look dead."""
+    with usage_errors():
+        return Timings(heartbeat_s=heartbeat, unreachable_after_s=unreachable_after, remove_after_s=remove_after)
+
+
+def _launcher(repository: JobRepository, timings: Timings) -> Launcher:
+    return Launcher(repository, timings=timings, log=lambda line: typer.echo(line, err=True))
 
 
 def _read_file(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read --partitions {name}: {error}") from None
+        raise UsageError(f"cannot read --partitions {name}: {error}") from None
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise click.UsageError(f"expected {option} to be a JSON object, got {text!r}: {error}") from None
+        raise UsageError(f"expected {option} to be a JSON object, got {text!r}: {error}") from None
     if not isinstance(value, dict):
-        raise click.UsageError(f"expected {option} to be a JSON object, got {text!r}")
+        raise UsageError(f"expected {option} to be a JSON object, got {text!r}")
     return value
 
 
@@ -128,7 +155,7 @@ def stop(job_execution_id: ExecutionId, database_url: DatabaseUrl = "", schema: 
     """Stop a job execution: waiting partitions at once, running ones when they end or after their grace."""
     with open_repository(database_url, schema) as repository:
         status = repository.executions.stop(job_execution_id, reason="stopped by `dbpartition stop`")
-    click.echo(f"job execution {job_execution_id} is {status}")
+    typer.echo(f"job execution {job_execution_id} is {status}")
 
 
 def restart(
@@ -138,24 +165,26 @@ def restart(
     include_lost: Annotated[
         bool, typer.Option("--include-lost", help="Also what may have run and was lost while not transferable.")
     ] = False,
+    heartbeat: Heartbeat = TIMES.heartbeat_s,
+    unreachable_after: UnreachableAfter = TIMES.unreachable_after_s,
+    remove_after: RemoveAfter = TIMES.remove_after_s,
     as_json: AsJson = False,
 ) -> None:
     """Run again what did not complete; prints the new job execution's id."""
+    timings = _timings(heartbeat, unreachable_after, remove_after)
     with open_repository(database_url, schema) as repository:
-        launched = Launcher(repository, log=lambda line: click.echo(line, err=True)).restart(
-            job_execution_id, include_lost=include_lost
-        )
+        launched = _launcher(repository, timings).restart(job_execution_id, include_lost=include_lost)
     if as_json:
         print_json({"job_execution_id": launched.job_execution_id, "created": launched.created})
     else:
-        click.echo(launched.job_execution_id)
+        typer.echo(launched.job_execution_id)
 
 
 def abandon(job_execution_id: ExecutionId, database_url: DatabaseUrl = "", schema: Schema = "") -> None:
     """Say that a failed or stopped job execution is never to be restarted."""
     with open_repository(database_url, schema) as repository:
         repository.executions.abandon(job_execution_id)
-    click.echo(f"job execution {job_execution_id} is ABANDONED")
+    typer.echo(f"job execution {job_execution_id} is ABANDONED")
 
 
 def drain(
@@ -168,9 +197,9 @@ def drain(
         found = repository.nodes.drain(node_id)
         known = [node.node_id for node in repository.nodes.all()]
     if not found:
-        click.echo(f"error: there is no live node {node_id!r} (live: {', '.join(known) or 'none'})", err=True)
+        typer.echo(f"error: there is no live node {node_id!r} (live: {', '.join(known) or 'none'})", err=True)
         return 1
-    click.echo(f"node {node_id} is asked to drain")
+    typer.echo(f"node {node_id} is asked to drain")
     return 0
 
 
@@ -187,7 +216,7 @@ def purge(
     if as_json:
         print_json(vars(purged))
     else:
-        click.echo(
+        typer.echo(
             f"deleted {purged.instances} job instances, {purged.executions} executions, "
             f"{purged.partitions} partitions, {purged.nodes} removed nodes"
         )

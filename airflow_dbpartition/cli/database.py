@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from airflow_dbpartition import migrations
@@ -30,9 +29,9 @@ def upgrade(database_url: DatabaseUrl = "", schema: Schema = "", as_json: AsJson
     if as_json:
         print_json({"before": before, "now": now})
     elif before == now:
-        click.echo(f"the job repository is at revision {now} already")
+        typer.echo(f"the job repository is at revision {now} already")
     else:
-        click.echo(f"the job repository went from {before or 'nothing'} to revision {now}")
+        typer.echo(f"the job repository went from {before or 'nothing'} to revision {now}")
 
 
 @db.command()
@@ -47,10 +46,10 @@ def check(database_url: DatabaseUrl = "", schema: Schema = "", as_json: AsJson =
         print_json({"revision": migrations.head_revision(), "differences": found})
     elif found:
         for line in found:
-            click.echo(line)
-        click.echo(f"the schema differs from revision {migrations.head_revision()}: {UPGRADE_HINT}, or undo the change")
+            typer.echo(line)
+        typer.echo(f"the schema differs from revision {migrations.head_revision()}: {UPGRADE_HINT}, or undo the change")
     else:
-        click.echo(f"the schema is as revision {migrations.head_revision()} wants it")
+        typer.echo(f"the schema is as revision {migrations.head_revision()} wants it")
     return 1 if found else 0
 
 
@@ -66,7 +65,7 @@ def sql(
     with usage_errors():
         files = migrations.print_sql(dialect, schema or None)
     if directory is None:
-        click.echo("\n".join(files.values()), nl=False)
+        typer.echo("\n".join(files.values()), nl=False)
         return
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

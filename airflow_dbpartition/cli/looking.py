@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -121,14 +120,14 @@ def _show(repository: JobRepository, execution: JobExecution, *, as_json: bool) 
         return
     for name, value in data.items():
         if name not in ("failures", "events", "instance", "manager", "settings") and value is not None:
-            click.echo(f"{name.replace('_', ' '):<16} {value}")
+            typer.echo(f"{name.replace('_', ' '):<16} {value}")
     if events:
-        click.echo("\nwhat was not the happy path:")
+        typer.echo("\nwhat was not the happy path:")
         for event in events:
             what = f"{event.event:<10} {event.partition_key:<20} {last_line(event.message)}"
-            click.echo(f"  {event.seconds_ago:8.1f} s ago  {what}")
+            typer.echo(f"  {event.seconds_ago:8.1f} s ago  {what}")
     for failure in failures:
-        click.echo(
+        typer.echo(
             f"\nfailed: {failure.partition_key} on {failure.node_id} (attempt {failure.attempt})\n{failure.message}"
         )
 

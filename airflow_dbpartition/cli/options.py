@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated
 
-import click
 import typer
 
 from airflow_dbpartition import migrations
-from airflow_dbpartition.config import DatabaseConfig
+from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.repository import JobRepository
 
@@ -35,7 +34,20 @@ Schema = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
 
+TIMES = Timings()
+Heartbeat = Annotated[float, typer.Option(envvar="DBPARTITION_HEARTBEAT", help="Seconds between heartbeats.")]
+UnreachableAfter = Annotated[
+    float, typer.Option(envvar="DBPARTITION_UNREACHABLE_AFTER", help="Seconds of silence: no new work.")
+]
+RemoveAfter = Annotated[
+    float, typer.Option(envvar="DBPARTITION_REMOVE_AFTER", help="Seconds of silence: removed, work re-placed.")
+]
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+class UsageError(ConfigurationError):
+    """What was typed cannot be done: exit code 2."""
 
 
 @contextlib.contextmanager
@@ -44,7 +56,7 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def database_config(url: str, schema: str) -> DatabaseConfig:
@@ -69,5 +81,5 @@ def seconds(text: str, option: str) -> float:
     """Read a duration: a number of seconds, or a number with s, m, h, d or w."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text)
     if match is None:
-        raise click.UsageError(f"expected {option} to be a duration such as 90s, 12h or 30d, got {text!r}")
+        raise UsageError(f"expected {option} to be a duration such as 90s, 12h or 30d, got {text!r}")
     return float(match[1]) * _UNITS[match[2]]

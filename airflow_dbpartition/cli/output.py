@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import click
+import typer
 from rich.console import Console
 from rich.table import Table
 
 
 def print_json(data: Any) -> None:
-    click.echo(json.dumps(data, ensure_ascii=False, indent=2, default=str))
+    typer.echo(json.dumps(data, ensure_ascii=False, indent=2, default=str))
 
 
 def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str) -> None:
@@ -21,7 +21,7 @@ def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool, empty: str) -> 
         print_json(list(rows))
         return
     if not rows:
-        click.echo(empty)
+        typer.echo(empty)
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:

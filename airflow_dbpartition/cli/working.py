@@ -6,13 +6,21 @@ from typing import Annotated
 
 import typer
 
-from airflow_dbpartition.cli.options import DatabaseUrl, Schema, database_config, usage_errors
+from airflow_dbpartition.cli.options import (
+    TIMES,
+    DatabaseUrl,
+    Heartbeat,
+    RemoveAfter,
+    Schema,
+    UnreachableAfter,
+    database_config,
+    usage_errors,
+)
 from airflow_dbpartition.config import Timings, WorkerConfig
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP
 from airflow_dbpartition.worker.logs import configure_logging
 
 _DEFAULTS = WorkerConfig()
-_TIMES = Timings()
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,24 +74,25 @@ def worker(
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", envvar="DBPARTITION_LISTEN", help="Be woken by PostgreSQL's NOTIFY.")
     ] = True,
-    heartbeat: Annotated[
-        float, typer.Option(envvar="DBPARTITION_HEARTBEAT", help="Seconds between heartbeats.")
-    ] = _TIMES.heartbeat_s,
-    unreachable_after: Annotated[
-        float, typer.Option(envvar="DBPARTITION_UNREACHABLE_AFTER", help="Seconds of silence: no new work.")
-    ] = _TIMES.unreachable_after_s,
-    remove_after: Annotated[
-        float, typer.Option(envvar="DBPARTITION_REMOVE_AFTER", help="Seconds of silence: removed, work re-placed.")
-    ] = _TIMES.remove_after_s,
+    heartbeat: Heartbeat = TIMES.heartbeat_s,
+    unreachable_after: UnreachableAfter = TIMES.unreachable_after_s,
+    remove_after: RemoveAfter = TIMES.remove_after_s,
+    fence_margin: Annotated[
+        float,
+        typer.Option(
+            envvar="DBPARTITION_FENCE_MARGIN",
+            help="Seconds before --remove-after at which a node that is not heard kills its work; 0 = by default.",
+        ),
+    ] = 0.0,
     sweep: Annotated[
         float, typer.Option(envvar="DBPARTITION_SWEEP", help="Seconds between sweeps of the whole fleet.")
-    ] = _TIMES.sweep_s,
+    ] = TIMES.sweep_s,
     poll: Annotated[
         float, typer.Option(envvar="DBPARTITION_POLL", help="Seconds between looks for work.")
-    ] = _TIMES.poll_s,
+    ] = TIMES.poll_s,
     steal_after: Annotated[
         float, typer.Option(envvar="DBPARTITION_STEAL_AFTER", help="Seconds before an idle node takes another's work.")
-    ] = _TIMES.steal_after_s,
+    ] = TIMES.steal_after_s,
     log_format: Annotated[str, typer.Option(envvar="DBPARTITION_LOG_FORMAT", help="console or json.")] = "console",
     log_level: Annotated[
         str, typer.Option(envvar="DBPARTITION_LOG_LEVEL", help="debug, info, warning or error.")
@@ -114,6 +123,7 @@ def worker(
                 sweep_s=sweep,
                 poll_s=poll,
                 steal_after_s=steal_after,
+                fence_margin_s=fence_margin or None,
             ),
         )
     from airflow_dbpartition.worker.node import Worker

@@ -16,7 +16,6 @@ from airflow_dbpartition.partitioners.environment import PartitionerEnvironment,
 
 PartitionResult = Iterable[Partition | Mapping[str, Any]] | Mapping[str, Mapping[str, Any]]
 
-# Up to the last @: a password that nobody escaped may hold one itself.
 
 class Partitioner(Protocol):
     """Anything that cuts a step into partitions.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -120,6 +121,8 @@ class ChunkStep:
         for name, value, least in (("chunk_size", chunk_size, 1), ("skip_limit", skip_limit, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(f"expected {name} to be an integer of at least {least}, got {value!r}")
+        caller = sys._getframe(1)
+        self.defined_at = f"{caller.f_globals.get('__name__')}:{caller.f_lineno}"  # tells it from every other one
         self.skip = _checked_skips(skip)
         self.skip_limit = skip_limit
         self.chunk_size = chunk_size

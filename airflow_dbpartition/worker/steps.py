@@ -51,6 +51,8 @@ def step(name: str) -> Callable[[F], F]:
 
 def _origin(function: StepFunction) -> str:
     """Where a step comes from; a module that is imported again registers the same step again, which is no clash."""
+    if (defined_at := getattr(function, "defined_at", None)) is not None:
+        return str(defined_at)
     module = getattr(function, "__module__", "?")
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 

@@ -59,7 +59,6 @@ def test_what_is_copied_is_enough_for_the_wheel(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="the command line imports click, which newer versions of typer do not bring")
 def test_the_worker_runs_on_nothing_but_its_own_dependencies(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     program = tmp_path / "venv" / "bin" / "python"
