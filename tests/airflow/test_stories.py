@@ -73,7 +73,7 @@ def test_each_mapped_task_has_a_job_of_its_own(deployment: Deployment) -> None:
     run = deployment.run("mapped", "mapped")
 
     assert run.ends() == "success"
-    summaries = [run.xcom("work", map_index=index) for index in (0, 1)]
+    summaries = [run.xcom("wait", map_index=index) for index in (0, 1)]
     assert [summary["counters"]["write"] for summary in summaries] == [1, 110]
     assert [execution.manager["map_index"] for execution in run.executions()] in ([0, 1], [1, 0])
     assert len({execution.job_instance_id for execution in run.executions()}) == 2

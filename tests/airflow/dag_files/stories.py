@@ -125,6 +125,5 @@ with dag("mapped"):
     def slices() -> list[dict[str, dict[str, int]]]:
         return [{"a": {"rows": 1}}, {"a": {"rows": 10}, "b": {"rows": 100}}]
 
-    PartitionedStepOperator.partial(task_id="work", step="act", wait_for_completion=True, poll_interval=1).expand(
-        partitioner=slices()
-    )
+    cut = PartitionedStepOperator.partial(task_id="plan", step="act").expand(partitioner=slices())
+    PartitionCompletionSensor.partial(task_id="wait", poke_interval=1).expand(job_execution_id=cut.output)
