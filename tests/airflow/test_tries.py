@@ -545,6 +545,30 @@ def test_a_retried_sensor_restarts_once_and_one_elsewhere_never(connected: JobRe
     assert len(all_executions(connected)) == 2
 
 
+@pytest.mark.parametrize("kind", ["operator", "sensor"])
+def test_a_clear_waits_until_a_stop_is_carried_out_and_restarts(connected: JobRepository, kind: str) -> None:
+    add_node(connected)
+    this = Try()
+    launched = execute(operator(), this)
+    taken = claim(connected, limit=2)
+    connected.executions.stop(launched, reason="the task was killed")
+    assert latest(connected).status.value == "STOPPING"
+    made: Any = operator()
+    if kind == "sensor":
+        made, this = sensor(launched, deferrable=True), this.of("wait")
+
+    def let_go() -> None:
+        for one in taken:
+            connected.settlements.stop(one)
+
+    with meanwhile(let_go), contextlib.suppress(TaskDeferred):
+        execute(made, this.cleared())
+    first, second = all_executions(connected)
+    assert (first.status.value, second.status.value) == ("STOPPED", "STARTING")
+    assert (first.generation, second.generation) == (1, 1)
+    assert statuses(connected, second.job_execution_id) == {"PENDING": 2}
+
+
 def test_a_rescheduled_sensor_looks_once_and_goes(connected: JobRepository) -> None:
     add_node(connected)
     this = Try()
