@@ -77,7 +77,10 @@ class Child:
     def _listen(self) -> None:
         while True:
             timeout = _LIFELINE_CHECK_S if self._busy or not self._claims.empty() else 1.0
-            readable, _, _ = select.select([self._channel], [], [], timeout)
+            try:
+                readable, _, _ = select.select([self._channel], [], [], timeout)
+            except (OSError, ValueError):  # the step has closed our socket
+                os._exit(ORPHANED)
             if self._busy and self._lifeline.remaining_s < 0:
                 os._exit(FENCED)
             if not readable:
@@ -117,7 +120,9 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to handle
     for fd in (socket_fd, lifeline_fd):
         os.set_inheritable(fd, False)  # what the step starts must not hold our socket open
-    Child(Channel(socket.socket(fileno=socket_fd)), Lifeline(lifeline_fd)).main()
+    channel = Channel(socket.socket(fileno=socket_fd))
+    os.register_at_fork(after_in_child=channel.close)  # nor what it forks: it would hide our death, or answer for us
+    Child(channel, Lifeline(lifeline_fd)).main()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.worker import messages
-from airflow_dbpartition.worker.child import FENCED
+from airflow_dbpartition.worker.child import FENCED, ORPHANED
 from airflow_dbpartition.worker.executors import ClaimKey, Finished, key_of
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.messages import Channel, claim_to_json
@@ -255,7 +255,7 @@ def _wait_briefly(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _verdict(code: int | None) -> Outcome:
-    if code is None:
+    if code is None or code == ORPHANED:  # we are here, so its end of the socket is what has gone
         return Outcome(FAILED, "the step closed the descriptors of its worker process")
     if code == FENCED:
         return Outcome(INTERRUPTED, "the child ended itself: its supervisor was not heard for too long")

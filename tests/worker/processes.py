@@ -23,7 +23,7 @@ from tests.databases import Database
 HERE = Path(__file__).resolve().parent
 STEPS = HERE / "steps_of_workers.py"
 OTHER_STEPS = HERE / "other_steps.py"
-PATIENCE_S = 60.0  # for one thing; the machine may be busy with much else
+PATIENCE_S = 15.0  # for one thing; the machine may be busy with much else
 
 # Nobody is taken for dead in tests of other things, however busy the machine is.
 CALM = Timings(
@@ -194,14 +194,14 @@ class Fleet:
         self.trace = directory / "trace"
         self.timings = timings
         self._guard = guard
-        self._nodes: list[Node] = []
+        self.nodes: list[Node] = []
         self._jobs = 0
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for node in self._nodes:
+        for node in self.nodes:
             with contextlib.suppress(ProcessLookupError):
                 node.send(signal.SIGCONT)
             node.process.kill()
@@ -209,7 +209,7 @@ class Fleet:
 
     @property
     def log_paths(self) -> list[Path]:
-        return [node.log_path for node in self._nodes]
+        return [node.log_path for node in self.nodes]
 
     def start(
         self,
@@ -248,7 +248,7 @@ class Fleet:
         )
         self._guard.add(process)
         node = Node(name, process, self)
-        self._nodes.append(node)
+        self.nodes.append(node)
         return node.wait_until_live() if wait else node
 
     # --- jobs --------------------------------------------------------------------------------------------------
