@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import case, func, insert, select, update
 from sqlalchemy.engine import Connection
 
-from airflow_dbpartition.dialects import age_s, db_now
+from airflow_dbpartition.dialects import age_s, db_later, db_now
 from airflow_dbpartition.domain import NodeStatus, NodeView, PartitionStatus
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import Tables
@@ -21,7 +21,7 @@ class HeartbeatReply:
         status: the node's own status; None = it has been removed, and everything it held with it.
         held: version by step_execution_id of every row that says CLAIMED by this node.
         stopping: the step_execution_ids among them whose execution is asked to stop.
-        rank, fleet_size: this node's place among the nodes that are not removed; used to take turns at sweeping.
+        rank, fleet_size: this node's place among the nodes that take turns at sweeping.
         db_epoch_s: the database's clock, seconds since 1970; what the turns are counted by.
     """
 
@@ -75,8 +75,14 @@ class Nodes:
 
         self._transactions.run(work)
 
-    def heartbeat(self, node_id: str, *, current_load: int, draining: bool = False) -> HeartbeatReply:
-        """Say "I am alive" and learn, in the same transaction, what is still ours and what is asked to stop."""
+    def heartbeat(
+        self, node_id: str, *, current_load: int, draining: bool = False, heard_within_s: float | None = None
+    ) -> HeartbeatReply:
+        """Say "I am alive" and learn, in the same transaction, what is still ours and what is asked to stop.
+
+        Args:
+            heard_within_s: who was not heard for so long takes no turn at sweeping; None = whoever is not removed.
+        """
 
         def work(connection: Connection) -> HeartbeatReply:
             n, p, e = self._tables.nodes.c, self._tables.partitions.c, self._tables.executions.c
@@ -93,13 +99,16 @@ class Nodes:
             )
             if connection.execute(beat).rowcount == 0:
                 return HeartbeatReply(status=None, held={}, stopping=frozenset())
+            in_turn = [n.status != NodeStatus.REMOVED.value]
+            if heard_within_s is not None:
+                in_turn.append(n.last_heartbeat >= db_later(-heard_within_s))
             fleet = connection.execute(
                 select(
                     func.count(),
                     func.coalesce(func.sum(case((n.node_id < node_id, 1), else_=0)), 0),
                     func.max(case((n.node_id == node_id, n.status))),
                     db_now().label("now"),
-                ).where(n.status != NodeStatus.REMOVED.value)
+                ).where(*in_turn)
             ).one()
             rows = connection.execute(
                 select(p.step_execution_id, p.version, e.stop_requested)

@@ -143,7 +143,10 @@ class Heartbeat:
             sent = time.monotonic()
             try:
                 reply = self._repository.nodes.heartbeat(
-                    self._node_id, current_load=self._load(), draining=self._draining
+                    self._node_id,
+                    current_load=self._load(),
+                    draining=self._draining,
+                    heard_within_s=self._timings.unreachable_after_s,
                 )
             except DbPartitionError as error:
                 failures += 1

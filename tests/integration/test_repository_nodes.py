@@ -93,6 +93,18 @@ def test_ranks_number_the_fleet_without_gaps(repository: JobRepository) -> None:
     assert {reply.fleet_size for reply in replies.values()} == {3}
 
 
+def test_who_has_fallen_silent_takes_no_turn_at_sweeping(repository: JobRepository) -> None:
+    """Else the dead would hold the turns of a fleet that has lost most of its nodes, and delay the failover."""
+    for node in "abcd":
+        add_node(repository, node)
+    for node in "abc":
+        silence(repository, node, 11)
+    reply = repository.nodes.heartbeat("d", current_load=0, heard_within_s=10)
+    assert (reply.rank, reply.fleet_size) == (0, 1)
+    reply = repository.nodes.heartbeat("a", current_load=0, heard_within_s=10)
+    assert (reply.rank, reply.fleet_size) == (0, 2)
+
+
 def test_the_databases_clock_comes_with_the_heartbeat(repository: JobRepository) -> None:
     add_node(repository)
     assert repository.nodes.heartbeat("a", current_load=0).db_epoch_s == pytest.approx(time.time(), abs=5)

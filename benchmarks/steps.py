@@ -1,0 +1,19 @@
+"""Steps of the benchmarks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from airflow_dbpartition.worker import PartitionContext, step
+
+
+@step("hold")
+def hold(ctx: PartitionContext) -> None:
+    """Say when user code was entered, then hold on until asked to stop."""
+    trace = Path(ctx.context["trace"])
+    with trace.open("a") as file:
+        file.write(f"{ctx.partition_key} {ctx.attempt} {ctx.node_id} {time.time()}\n")
+    while True:
+        ctx.raise_if_stopping()
+        time.sleep(0.05)
