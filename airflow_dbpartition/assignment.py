@@ -55,7 +55,7 @@ class FixedNodeCount(_Strategy):
     """Round robin over `n` nodes only, those with the least load for their capacity; over all if there are fewer.
 
     Args:
-        n: at least 1; the text of a number (a template) is accepted.
+        n: at least 1; the text of a number (a template) or an XCom is accepted.
     """
 
     name = "fixed_node_count"
@@ -63,7 +63,7 @@ class FixedNodeCount(_Strategy):
 
     def __init__(self, n: int | str) -> None:
         self.n = n
-        if not isinstance(n, str):
+        if isinstance(n, (int, float)) or n is None:  # text, and another task's output, are known later
             self.count()
 
     def count(self) -> int:

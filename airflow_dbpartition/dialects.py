@@ -217,7 +217,7 @@ def make_engine(config: DatabaseConfig) -> Engine:
             engine = create_engine(url, **options)
             _immediate_transactions(engine)
         else:
-            options["connect_args"] = _mysql_connect_args(config)
+            options["connect_args"] = _mysql_connect_args(config, url)
             engine = create_engine(url, isolation_level="READ COMMITTED", **options)
     except ModuleNotFoundError as error:
         extra = "mysql" if backend in ("mysql", "mariadb") else None
@@ -227,18 +227,19 @@ def make_engine(config: DatabaseConfig) -> Engine:
 
 
 def _postgresql_connect_args(config: DatabaseConfig, url: URL) -> dict[str, Any]:
-    return {
+    ours = {
         "connect_timeout": max(2, round(config.connect_timeout_s)),
-        "application_name": url.query.get("application_name", config.application_name),
+        "application_name": config.application_name,
         "keepalives": 1,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
         "tcp_user_timeout": int(1000 * (config.statement_timeout_s or 30.0)),
     }
+    return {name: value for name, value in ours.items() if name not in url.query}  # what the URL says wins
 
 
-def _mysql_connect_args(config: DatabaseConfig) -> dict[str, Any]:
+def _mysql_connect_args(config: DatabaseConfig, url: URL) -> dict[str, Any]:
     settings = [
         f"SESSION innodb_lock_wait_timeout = {max(1, round(config.lock_timeout_s))}",
         "SESSION time_zone = '+00:00'",
@@ -248,6 +249,8 @@ def _mysql_connect_args(config: DatabaseConfig) -> dict[str, Any]:
         "init_command": "SET " + ", ".join(settings),
         "charset": "utf8mb4",
     }
+    if url.password is not None:
+        args["password"] = str(url.password).encode()  # PyMySQL would take text for Latin-1
     if config.statement_timeout_s is not None:
         args["read_timeout"] = args["write_timeout"] = max(1, round(config.statement_timeout_s))
     return args

@@ -6,7 +6,10 @@ import re
 
 # Up to the last @: a password may hold one, and a slash. A URL whose colon was forgotten is masked too.
 _URL_PASSWORD = re.compile(r"(\w[\w+.-]*:?//[^:/@\s]*):\S*@")
-_KEYWORD_PASSWORD = re.compile(r"(?i)\b(password|passwd|pwd|secret|token)(\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;&]+)")
+# MySQL's "(using password: YES)" holds none.
+_KEYWORD_PASSWORD = re.compile(
+    r"(?i)\b(password|passwd|pwd|secret|token)(\s*[=:]\s*)(?!(?:YES|NO)\))('[^']*'|\"[^\"]*\"|[^\s,;&]+)"
+)
 
 
 def mask_secrets(text: str) -> str:

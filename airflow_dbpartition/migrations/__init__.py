@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import groupby
@@ -24,6 +25,9 @@ from airflow_dbpartition.dialects import UPGRADE_HINT, explain
 from airflow_dbpartition.errors import ConfigurationError, SchemaError
 from airflow_dbpartition.schema import VERSION_TABLE, Tables, build_tables
 from airflow_dbpartition.views import VIEW_NAMES, create_views_sql, drop_views_sql
+
+# "Context impl …" at each check of the schema is no news for anybody's task log.
+logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)
 
 _LOCK_KEY = 0x6462_7061_7274  # "dbpart"
 _LOCK_WAIT_S = 20  # less than a statement may take

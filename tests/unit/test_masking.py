@@ -57,6 +57,7 @@ def test_no_password_without_blanks_survives(password: str) -> None:
         "postgresql://user@host/db",
         "12:30:45 node a@b is late",
         "the password is wrong",
+        "Access denied for user 'root'@'localhost' (using password: YES)",
         "s3://bucket/key:with:colons",
     ],
 )
