@@ -86,6 +86,8 @@ class Job:
     def __post_init__(self) -> None:
         if not isinstance(self.step_name, str) or not 0 < len(self.step_name) <= STEP_NAME_LENGTH:
             raise ConfigurationError(f"expected step to be a name of 1 to 200 characters, got {self.step_name!r}")
+        if not self.node_group or len(self.node_group) > 100:
+            raise ConfigurationError(f"expected node_group to have 1 to 100 characters, got {self.node_group!r}")
         for name in ("partitions_per_node", "min_nodes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -56,6 +56,10 @@ def _refuse(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(message)
         return 2
+    refused: list[dict[str, Any]] = getattr(
+        error.__cause__, "errors", list
+    )()  # pydantic's, of which newer typers leave out the value
+    message += f", got {refused[0]['input']!r}" if refused else ""
     where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "dbpartition"
     typer.echo(f"error: {' '.join(message.split())} (see `{where} --help`)", err=True)
     return 2 if isinstance(error, _TyperUsageError) else int(error.exit_code)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from airflow_dbpartition.cli.given import read_object, read_partitions, read_text
 from airflow_dbpartition.cli.looking import ExecutionId
 from airflow_dbpartition.cli.options import (
+    LARGEST_INT,
     TIMES,
     AsJson,
     DatabaseUrl,
@@ -27,8 +25,7 @@ from airflow_dbpartition.cli.options import (
 )
 from airflow_dbpartition.cli.output import print_json
 from airflow_dbpartition.config import Timings
-from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings, Partition, TransferPolicy
-from airflow_dbpartition.errors import InvalidPartitionError
+from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings, TransferPolicy
 from airflow_dbpartition.launching import Job, Launcher
 from airflow_dbpartition.repository import JobRepository
 
@@ -38,36 +35,6 @@ _TRANSFERABLE = {"true": True, "false": False, "until_started": "until_started"}
 def add_to(app: typer.Typer) -> None:
     for command in (submit, stop, restart, abandon, drain, purge):
         app.command()(command)
-
-
-def read_partitions(text: str) -> list[Partition | Mapping[str, Any]]:
-    """A JSON list, a JSON object of key to context, or one JSON object a line.
-
-    An object of just `key` and `context` (and `weight`, `transferable`) is a partition; any other is a context.
-    """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        data = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                try:
-                    data.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise InvalidPartitionError(f"--partitions line {number} is not JSON: {error}") from None
-    if isinstance(data, dict):
-        data = [{"key": key, "context": context} for key, context in data.items()]
-    if not isinstance(data, list):
-        raise InvalidPartitionError(f"expected --partitions to hold a list or an object, got {type(data).__name__}")
-    return [_partition(item, index) for index, item in enumerate(data)]
-
-
-def _partition(item: Any, index: int) -> Partition | Mapping[str, Any]:
-    if not isinstance(item, dict):
-        raise InvalidPartitionError(f"expected partition {index} of --partitions to be an object, got {item!r}")
-    if {"key", "context"} <= item.keys() <= {"key", "context", "weight", "transferable"}:
-        return Partition(**item)
-    return item
 
 
 def submit(
@@ -83,19 +50,21 @@ def submit(
     ] = "",
     node_group: Annotated[str, typer.Option(envvar="DBPARTITION_NODE_GROUP")] = DEFAULT_NODE_GROUP,
     transferable: Annotated[str, typer.Option(help="true, false or until_started.")] = "until_started",
-    retries: Annotated[int, typer.Option(min=0, help="Further attempts at a partition after an error.")] = 0,
-    priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
+    retries: Annotated[
+        int, typer.Option(min=0, max=LARGEST_INT, help="Further attempts at a partition after an error.")
+    ] = 0,
+    priority: Annotated[int, typer.Option(min=-LARGEST_INT, max=LARGEST_INT, help="Higher runs first.")] = 0,
     heartbeat: Heartbeat = TIMES.heartbeat_s,
     unreachable_after: UnreachableAfter = TIMES.unreachable_after_s,
     remove_after: RemoveAfter = TIMES.remove_after_s,
     as_json: AsJson = False,
 ) -> None:
     """Write a job for the workers; prints its job execution id. The same parameters attach to the same job."""
-    text = sys.stdin.read() if partitions == "-" else _read_file(partitions)
     if transferable not in _TRANSFERABLE:
         raise UsageError(f"expected --transferable to be true, false or until_started, got {transferable!r}")
-    identifying = _json_object(parameters, "--parameters") if parameters else {"submitted": secrets.token_hex(8)}
-    items = read_partitions(text)
+    policy = TransferPolicy.parse(_TRANSFERABLE[transferable])
+    identifying = read_object(parameters, "--parameters") if parameters else {"submitted": secrets.token_hex(8)}
+    items = read_partitions(read_text(partitions), default_transferable=policy)
     timings = _timings(heartbeat, unreachable_after, remove_after)
     with usage_errors():
         job = Job(
@@ -104,9 +73,7 @@ def submit(
             partitioner=lambda _grid_size: items,
             node_group=node_group,
             priority=priority,
-            settings=JobSettings(
-                transferable=TransferPolicy.parse(_TRANSFERABLE[transferable]).value, partition_retries=retries
-            ),
+            settings=JobSettings(transferable=policy.value, partition_retries=retries),
             manager={"launched_by": "dbpartition submit"},
             owner_token=secrets.token_hex(16),
         )
@@ -132,23 +99,6 @@ def _timings(heartbeat: float, unreachable_after: float, remove_after: float) ->
 
 def _launcher(repository: JobRepository, timings: Timings) -> Launcher:
     return Launcher(repository, timings=timings, log=lambda line: typer.echo(line, err=True))
-
-
-def _read_file(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read --partitions {name}: {error}") from None
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"expected {option} to be a JSON object, got {text!r}: {error}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"expected {option} to be a JSON object, got {text!r}")
-    return value
 
 
 def stop(job_execution_id: ExecutionId, database_url: DatabaseUrl = "", schema: Schema = "") -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from airflow_dbpartition import migrations
-from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, database_config, usage_errors
+from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, UsageError, database_config, usage_errors
 from airflow_dbpartition.cli.output import print_json
 from airflow_dbpartition.dialects import UPGRADE_HINT, make_engine
 
@@ -67,6 +67,9 @@ def sql(
     if directory is None:
         typer.echo("\n".join(files.values()), nl=False)
         return
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (directory / name).write_text(text, encoding="utf-8")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to --directory {directory}: {error}") from None

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, open_repository
+from airflow_dbpartition.cli.options import LARGEST_ID, LARGEST_INT, AsJson, DatabaseUrl, Schema, open_repository
 from airflow_dbpartition.cli.output import print_json, print_rows
 from airflow_dbpartition.domain import ExecutionStatus, JobExecution, PartitionStatus
 from airflow_dbpartition.repository import JobRepository
 
 EXIT_WORK_FAILED = 3
-ExecutionId = Annotated[int, typer.Argument(metavar="ID", help="The job execution's id.")]
+ExecutionId = Annotated[int, typer.Argument(metavar="ID", min=1, max=LARGEST_ID, help="The job execution's id.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,7 +52,7 @@ def nodes(
 def jobs(
     database_url: DatabaseUrl = "",
     schema: Schema = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_INT, help="How many, newest first.")] = 20,
     job_name: Annotated[str, typer.Option(help="Only of this job.")] = "",
     active: Annotated[bool, typer.Option("--active", help="Only what has not ended.")] = False,
     as_json: AsJson = False,
@@ -157,7 +157,7 @@ def partitions(
     database_url: DatabaseUrl = "",
     schema: Schema = "",
     failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_INT, help="How many at most.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """List the partitions of one job execution."""

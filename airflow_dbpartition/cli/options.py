@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.repository import JobRepository
+
+# typer has no public name for this, and has brought its own copy of click since 0.20 or so.
+_CLICK: Any = importlib.import_module(typer.Context.__mro__[1].__module__.rpartition(".")[0] + ".globals")
 
 DatabaseUrl = Annotated[
     str,
@@ -43,7 +47,12 @@ RemoveAfter = Annotated[
     float, typer.Option(envvar="DBPARTITION_REMOVE_AFTER", help="Seconds of silence: removed, work re-placed.")
 ]
 
+# What the columns hold: a larger number is refused here rather than by the database.
+LARGEST_INT = 2**31 - 1
+LARGEST_ID = 2**63 - 1
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_LONGEST_DAYS = 36500  # further back than that a database's calendar may have no date
 
 
 class UsageError(ConfigurationError):
@@ -56,7 +65,22 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(str(error) + _from_the_environment(str(error))) from error
+
+
+def _from_the_environment(message: str) -> str:
+    """The variables that an error speaks of: nobody looks for what was not typed."""
+    context = _CLICK.get_current_context(silent=True)
+    if context is None:
+        return ""
+    named = [
+        parameter.envvar
+        for parameter in context.command.params
+        if parameter.envvar
+        and re.search(rf"(?i)\b{parameter.name.replace('_', '[_ -]')}(_s)?\b", message)
+        and getattr(context.get_parameter_source(parameter.name), "name", "") == "ENVIRONMENT"
+    ]
+    return f" (from {', '.join(named)})" if named else ""
 
 
 def database_config(url: str, schema: str) -> DatabaseConfig:
@@ -82,4 +106,7 @@ def seconds(text: str, option: str) -> float:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text)
     if match is None:
         raise UsageError(f"expected {option} to be a duration such as 90s, 12h or 30d, got {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
+    found = float(match[1]) * _UNITS[match[2]]
+    if found > _LONGEST_DAYS * _UNITS["d"]:
+        raise UsageError(f"expected {option} to be at most {_LONGEST_DAYS}d, got {text!r}")
+    return found
