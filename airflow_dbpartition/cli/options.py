@@ -12,6 +12,7 @@ import typer
 
 from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig, Timings
+from airflow_dbpartition.dialects import normalise_url
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.repository import JobRepository
 
@@ -85,7 +86,9 @@ def _from_the_environment(message: str) -> str:
 
 def database_config(url: str, schema: str) -> DatabaseConfig:
     with usage_errors():
-        return DatabaseConfig(url=url, schema=schema or None)
+        config = DatabaseConfig(url=url, schema=schema or None)
+        normalise_url(config.url)
+        return config
 
 
 @contextlib.contextmanager
