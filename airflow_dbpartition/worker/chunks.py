@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select
@@ -88,7 +87,8 @@ class ChunkStep:
 
     Args:
         reader: a function of the context that returns an iterable of items (restarted by skipping as many as were
-            committed, so its order must be stable), or an object with `read_from(ctx, position)` such as
+            committed, so its order must be stable; to skip what cannot be read it must go on after an error, which a
+            generator cannot), or an object with `read_from(ctx, position)` such as
             `KeysetReader`.
         processor: item -> item to write, or None to filter it out; left out: items go through as they are.
         writer: called with (items) or (items, connection); writes through `connection` commit with the chunk.
@@ -148,9 +148,7 @@ class ChunkStep:
         stored = ctx.checkpoint.get(CHUNK)
         if hasattr(self._reader, "read_from"):
             return iter(self._reader.read_from(ctx, stored))
-        done = stored or 0
-        items: Iterable[Any] = self._reader(ctx)
-        return ((item, count) for count, item in islice(enumerate(items, start=1), done, None))
+        return _Counted(self._reader(ctx), done=stored or 0, bad=self.skip)
 
     def _read_chunk(self, ctx: PartitionContext, source: Iterator[Positioned]) -> list[Positioned]:
         chunk: list[Positioned] = []
@@ -160,6 +158,11 @@ class ChunkStep:
             except StopIteration:
                 break
             except self.skip as error:
+                if _has_ended(source):
+                    raise UnskippableError(
+                        "an item could not be read, and none after it can be: an error ends a generator for good. "
+                        "Read by an iterator that goes on (a class with __next__), or check items in the processor"
+                    ) from error
                 self._count_skip(ctx, None, error)
                 continue
             ctx.counters.read += 1
@@ -216,6 +219,37 @@ class ChunkStep:
         ctx.log.warning("item skipped", error=f"{type(error).__name__}: {error}", skipped=ctx.counters.skip)
         if self._on_skip is not None:
             self._on_skip(item, error)
+
+
+class _Counted:
+    """A reader's items with their number, from behind the first `done`; unlike a generator it survives an error."""
+
+    def __init__(self, items: Iterable[Any], *, done: int, bad: tuple[type[Exception], ...]) -> None:
+        self.items = iter(items)
+        self._count = 0
+        while self._count < done:
+            try:
+                next(self)
+            except StopIteration:
+                return
+            except bad:
+                if _has_ended(self):
+                    raise
+                # Skipped and counted by the attempt that came this far.
+
+    def __iter__(self) -> Iterator[Positioned]:
+        return self
+
+    def __next__(self) -> Positioned:
+        item = next(self.items)
+        self._count += 1
+        return item, self._count
+
+
+def _has_ended(source: Iterator[Any]) -> bool:
+    """Whether the source is a generator that has ended, though it has not said so yet."""
+    items = source.items if isinstance(source, _Counted) else source
+    return inspect.isgenerator(items) and items.gi_frame is None
 
 
 _NOTHING = object()

@@ -31,9 +31,10 @@ from tests.worker.contexts import Flights, claimed_context, context_of
 ALWAYS = JobSettings(transferable="always", partition_retries=5)
 
 
-@pytest.fixture(autouse=True)
-def node(repository: JobRepository) -> None:
+@pytest.fixture
+def repository(repository: JobRepository) -> JobRepository:
     add_node(repository)
+    return repository
 
 
 # --- transactions ----------------------------------------------------------------------------------------------
@@ -65,7 +66,8 @@ def test_a_transaction_that_fails_leaves_nothing_of_it(repository: JobRepository
             ctx.counters.write += 1
             raise ZeroDivisionError
 
-    pytest.raises(ZeroDivisionError, fail_at_the_end)
+    with pytest.raises(ZeroDivisionError):
+        fail_at_the_end()
     assert flights.written() == []
     assert (dict(ctx.checkpoint), ctx.counters.write) == ({"at": 0}, 0)
     assert partition(repository, job.job_execution_id).checkpoint == {"at": 0}
@@ -256,7 +258,8 @@ def test_each_page_is_committed_with_its_position_and_read_again_only_where_it_w
                     raise ZeroDivisionError
 
     first = claim_one(repository)
-    pytest.raises(ZeroDivisionError, copy, context_of(first, repository), "first", 6)
+    with pytest.raises(ZeroDivisionError):
+        copy(context_of(first, repository), "first", 6)
     assert flights.written_ids() == [1, 2, 3, 4]
     repository.settlements.retry(first, message="broken", delay_s=0)
 
@@ -346,7 +349,8 @@ def test_reading_ends_between_two_pages_when_the_step_is_asked_to_stop(repositor
                 seen.append(page[0].id)
             asked.append(True)
 
-    pytest.raises(StepInterruptedError, read)
+    with pytest.raises(StepInterruptedError):
+        read()
     assert seen == [1]
     assert ctx.checkpoint == {"keyset": 1}
 
