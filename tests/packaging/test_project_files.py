@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.packaging.tree import ROOT, tracked
+
 TOP_LEVEL = (
     "pyproject.toml", "README.md", "LICENSE", "Makefile", "docker-compose.yaml",
     "airflow_dbpartition", "dags", "sql", "tests", "docs", "deploy", ".ci",
 )  # fmt: skip
-NOT_OURS = {".git", "__pycache__", "dist", "build", "node_modules"}
 
 # Written so that this file does not hold what it looks for.
 HOME_FOLDERS = re.compile(r"(?<![\w.$})])/(?:root|home/[a-z]\w*|Users/\w+|work)/[\w.]")
@@ -23,20 +20,6 @@ REGISTRIES = re.compile(
 )
 # Paths inside images that the deployment's own files make.
 IN_IMAGES = {"/home/airflow/"}
-
-
-def tracked() -> list[Path]:
-    """Every file of the project: what git tracks, or the tree where there is no git (a source distribution)."""
-    if shutil.which("git") and (ROOT / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        paths = [ROOT / name for name in listed.split("\0") if name]
-    else:
-        paths = [path for path in ROOT.rglob("*") if not any(_hidden(part) for part in path.relative_to(ROOT).parts)]
-    return [path for path in paths if path.is_file()]
-
-
-def _hidden(part: str) -> bool:
-    return part in NOT_OURS or (part.startswith(".") and part != ".ci")
 
 
 def lines_with(pattern: re.Pattern[str], text: str) -> list[str]:
