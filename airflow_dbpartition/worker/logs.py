@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import structlog
@@ -16,11 +16,21 @@ FORMATS = ("console", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 
+_SECRET_NAMES = frozenset({"password", "passwd", "pwd", "secret", "token"})
+
+
 def _mask(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for key, value in event.items():
-        if isinstance(value, str) and ("://" in value or "pass" in value.lower()):
-            event[key] = mask_secrets(value)
-    return event
+    return {key: "***" if key.lower() in _SECRET_NAMES else _masked(value) for key, value in event.items()}
+
+
+def _masked(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return _mask(None, "", {str(key): item for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return [_masked(item) for item in value]
+    return mask_secrets(value if isinstance(value, str) else repr(value))
 
 
 def configure_logging(*, log_format: str = "console", log_level: str = "info") -> None:
@@ -37,12 +47,14 @@ def configure_logging(*, log_format: str = "console", log_level: str = "info") -
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _mask,
     ]
     renderer: Any = (
         structlog.processors.JSONRenderer(ensure_ascii=False)
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # rich shows local variables, and so secrets
+        )
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -51,9 +63,11 @@ def configure_logging(*, log_format: str = "console", log_level: str = "info") -
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    last: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if log_format == "json":
-        last.append(structlog.processors.format_exc_info)
+    last: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        _mask,
+    ]
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[*last, renderer]))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -113,6 +113,7 @@ class Worker:
             on_fence=self._fence,
             wake=self._wake,
         )
+        self.metrics.heartbeat_age.set_function(lambda: self._heartbeat.silent_for_s)
         self.node_id = ""
         self.steps: tuple[str, ...] = ()
         self._running: dict[ClaimKey, _Running] = {}
@@ -247,7 +248,6 @@ class Worker:
 
     def _is_ready(self) -> tuple[bool, str]:
         silent_s = self._heartbeat.silent_for_s
-        self.metrics.heartbeat_age.set(silent_s)
         if self._drain_since is not None:
             return (False, "draining")
         well = silent_s < self._timings.unreachable_after_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -175,8 +176,15 @@ async def wait_asynchronously(ctx: PartitionContext) -> Any:
 
 
 def log_a_secret(ctx: PartitionContext) -> Any:
-    ctx.log.info("connecting", target="postgresql://reader:hunter2@warehouse/flights")
-    raise ConnectionError("cannot reach postgresql://reader:hunter2@warehouse/flights")
+    url = "postgresql://reader:hunter2@warehouse/flights"
+    ctx.log.info("connecting", target=url)
+    ctx.log.info("fields masked", password="hunter2", tried=[url], options={"pwd": "hunter2"}, said="token=hunter2")
+    try:
+        raise ConnectionError(f"cannot reach {url}")
+    except ConnectionError as error:
+        ctx.log.exception("cannot connect", cause=error)
+        logging.getLogger("driver").warning("cannot reach %s with secret=hunter2", url)
+        raise
 
 
 _ACTIONS: dict[str, Callable[[PartitionContext], Any]] = {
