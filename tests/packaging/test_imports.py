@@ -75,8 +75,8 @@ def run(program: str) -> Any:
 
 def test_the_root_imports_nothing() -> None:
     brought = run(
-        "import json, sys; before = set(sys.modules); import airflow_dbpartition; "
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
+        "import sys; before = set(sys.modules); import airflow_dbpartition; brought = set(sys.modules) - before; "
+        "import json; print(json.dumps(sorted(brought)))"
     )
     assert brought in (["airflow_dbpartition"], ["__future__", "airflow_dbpartition"])
 
