@@ -173,9 +173,11 @@ def test_a_draining_worker_waits_for_a_retry_that_is_not_due_yet(postgres_fleet:
 
 def test_a_worker_at_rest_holds_two_connections_and_listens_on_one(postgres_fleet: Fleet) -> None:
     node = postgres_fleet.start(concurrency=3)
-    assert postgres_fleet.submit(6).ends() == "COMPLETED"
-    before = connections(postgres_fleet)
-    assert len([name for name in before if name == "dbpartition step"]) <= 3
+    job, gate = postgres_fleet.gated(3, do="count")  # each has a connection of its own
+    postgres_fleet.wait_for_note("committed-3", times=3)
+    assert connections(postgres_fleet).count("dbpartition step") == 3
+    gate.touch()
+    assert job.ends() == "COMPLETED"
 
     wait_until(lambda: len(connections(postgres_fleet)) <= 2, "idle children have let go of theirs")
     assert connections(postgres_fleet) == ["dbpartition heartbeat", "dbpartition worker"]
