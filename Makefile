@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit lowest sql reference wheel clean help
+.PHONY: demo test lint types imports unit lowest resilience failover sql reference wheel clean help
 
 help: ## Say what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -37,6 +37,12 @@ LOWEST_AIRFLOW := 3.3.0
 lowest: ## The demo and the Airflow tests on the oldest Airflow that is supported, in an environment of its own.
 	$(MAKE) $(VENV)-lowest/.dev VENV=$(VENV)-lowest PINS='apache-airflow==$(LOWEST_AIRFLOW)'
 	$(VENV)-lowest/bin/python -m pytest tests/airflow tests/e2e $(PYTEST_ARGS)
+
+resilience: $(VENV)/.dev ## Break everything, at length: kills, freezes, outages, cut connections (the short half is in `make test`).
+	DBPARTITION_RESILIENCE=long $(BIN)/python -m pytest tests/resilience $(PYTEST_ARGS)
+
+failover: $(VENV)/.dev ## Measure how long a killed worker's partition takes to run elsewhere.
+	$(BIN)/python benchmarks/failover.py
 
 sql: $(VENV)/.dev ## Print the schema into sql/ again.
 	for dialect in postgresql mysql sqlite; do $(BIN)/dbpartition db sql --dialect $$dialect --directory sql/$$dialect; done
