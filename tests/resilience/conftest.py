@@ -1,0 +1,81 @@
+"""Fixtures of the resilience tests: a PostgreSQL of their own that they may kill, fleets and ledgers on it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_dbpartition.demo.embedded import EmbeddedPostgres
+from airflow_dbpartition.demo.processes import Guard
+from airflow_dbpartition.errors import DbPartitionError
+from airflow_dbpartition.repository import JobRepository
+from tests.databases import Database
+from tests.resilience.ledgers import Ledgers
+from tests.worker.processes import QUICK, Fleet
+
+LONG = os.environ.get("DBPARTITION_RESILIENCE") == "long"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "resilience_long: minutes of breaking things; DBPARTITION_RESILIENCE=long runs it"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if LONG:
+        return
+    skip = pytest.mark.skip(reason="takes minutes: set DBPARTITION_RESILIENCE=long")
+    for item in items:
+        if "resilience_long" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def guard() -> Iterator[Guard]:
+    guard = Guard()
+    yield guard
+    guard.close()
+
+
+@pytest.fixture(scope="session")
+def own_server() -> Iterator[EmbeddedPostgres]:
+    """A server that nobody else uses, and that is durable: what is committed survives its end."""
+    server = EmbeddedPostgres()
+    try:
+        server.start()
+    except DbPartitionError as error:
+        server.close()
+        pytest.skip(f"no PostgreSQL can be embedded: {str(error).splitlines()[0]}")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_database(own_server: EmbeddedPostgres) -> Database:
+    """An empty database on it; whoever has stopped the server finds it started again here."""
+    own_server.start()
+    return Database("postgresql", own_server.create_database(f"test_{secrets.token_hex(4)}"))
+
+
+@pytest.fixture
+def own_repository(own_database: Database) -> Iterator[JobRepository]:
+    repository = own_database.migrated()
+    yield repository
+    repository.close()
+
+
+@pytest.fixture
+def own_fleet(own_database: Database, own_repository: JobRepository, tmp_path: Path, guard: Guard) -> Iterator[Fleet]:
+    """Workers on that database that take each other for dead within seconds."""
+    with Fleet(own_database, own_repository, tmp_path, guard, QUICK) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def ledgers(own_repository: JobRepository, tmp_path: Path) -> Ledgers:
+    return Ledgers(own_repository, tmp_path)
