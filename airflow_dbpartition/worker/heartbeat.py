@@ -141,9 +141,10 @@ class Heartbeat:
         while not self._stop.is_set():
             self._beat_now.clear()
             sent = time.monotonic()
+            node_id = self._node_id  # the node may get another one while this is under way
             try:
                 reply = self._repository.nodes.heartbeat(
-                    self._node_id,
+                    node_id,
                     current_load=self._load(),
                     draining=self._draining,
                     heard_within_s=self._timings.unreachable_after_s,
@@ -160,7 +161,7 @@ class Heartbeat:
                 failures = 0
                 if reply.status is not None:
                     self._answered(sent)
-                self.beats.put(Beat(self._node_id, sent, time.monotonic(), reply))
+                self.beats.put(Beat(node_id, sent, time.monotonic(), reply))
                 self._wake_main()
             self._listen_until(sent + self._timings.heartbeat_s)
 

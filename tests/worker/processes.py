@@ -31,7 +31,7 @@ CALM = Timings(
 )
 # A failover takes seconds.
 QUICK = Timings(
-    heartbeat_s=0.3, unreachable_after_s=1.5, remove_after_s=3.0, sweep_s=0.3, poll_s=0.2, steal_after_s=0.3
+    heartbeat_s=0.3, unreachable_after_s=2.0, remove_after_s=4.0, sweep_s=0.3, poll_s=0.2, steal_after_s=0.3
 )
 
 T = TypeVar("T")

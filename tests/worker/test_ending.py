@@ -17,7 +17,7 @@ def test_a_worker_that_is_asked_to_end_finishes_what_it_runs_and_takes_nothing_m
 ) -> None:
     node = postgres_fleet.start(concurrency=2, executor=executor)
     job, gate = postgres_fleet.gated(4, polite=False)
-    job.wait_for_counts(CLAIMED=2, PENDING=2)
+    postgres_fleet.wait_for_note("begun", times=2)  # what has not begun would be given back
     node.send(signal_number)
     node.says("draining")
 
@@ -123,9 +123,10 @@ def test_a_node_that_a_person_drains_ends_as_if_it_were_signalled(postgres_fleet
 def test_what_waits_at_a_worker_that_ends_is_given_to_the_others_while_it_still_runs(postgres_fleet: Fleet) -> None:
     node = postgres_fleet.start("leaving", prefetch=1)
     other = postgres_fleet.start("staying")
-    occupied, other_gate = postgres_fleet.gated(to=other.node_id)
-    occupied.wait_for()
+    _occupied, other_gate = postgres_fleet.gated(to=other.node_id)
+    postgres_fleet.wait_for_note("begun")
     job, gate = postgres_fleet.gated(3, to=node.node_id)
+    postgres_fleet.wait_for_note("begun", times=2)
     job.wait_for_counts(CLAIMED=2, PENDING=1)  # one runs, one is fetched ahead, one waits
     node.send(signal.SIGTERM)
 
