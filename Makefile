@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test lint types imports unit lowest resilience failover sql reference wheel clean help
 
 help: ## Say what there is to make.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed on the way (KEEP=1 leaves it running).
 	@$(BIN)/dbpartition demo $(if $(filter-out 0,$(KEEP)),--keep)
