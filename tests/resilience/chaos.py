@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_dbpartition.demo.processes import send_signal
 from tests.resilience.ledgers import STEPS
@@ -173,7 +174,7 @@ class Chaos:
     def _start(self) -> None:
         name = f"n{self._started}"
         self._started += 1
-        options = {
+        options: dict[str, Any] = {
             "grace": self.rng.choice((0.2, 10.0)),
             # Threads outlive a freeze for a moment: the zombies that processes hardly ever are.
             "executor": "thread" if self._started % 3 == 0 else "process",
