@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 
 from airflow_dbpartition import assignment
@@ -29,20 +30,32 @@ class Continuity:
         self._clock = clock
         self._since: float | None = None
         self._last: float | None = None
+        self._until: datetime | None = None
 
-    def heard(self) -> None:
-        """The database has just answered."""
+    def heard(self, database_time: datetime | None = None) -> None:
+        """The database has just answered, perhaps with the time by its own clock."""
         now = self._clock()
         if self._last is None or now - self._last > self._timings.unreachable_after_s:
-            self._since = now
+            self._since, self._until = now, None
         self._last = now
+        if database_time is not None:
+            self._until = database_time + timedelta(seconds=self._timings.unreachable_after_s)
+
+    @property
+    def until(self) -> datetime | None:
+        """By the database's clock: when a right to judge that is not renewed ends.
+
+        It goes into the judging statements themselves. One that the network holds up while the database cannot be
+        reached would otherwise judge on its arrival, when nobody has been heard for as long.
+        """
+        return self._until
 
     @property
     def may_judge(self) -> bool:
         now = self._clock()
         if self._since is None or self._last is None or now - self._last > self._timings.unreachable_after_s:
             return False
-        return now - self._since >= self._timings.remove_after_s
+        return self._until is not None and now - self._since >= self._timings.remove_after_s
 
 
 @dataclass
@@ -85,18 +98,19 @@ class Recovery:
         self._repository = repository
         self._timings = timings
 
-    def sweep(self, *, may_judge: bool, deep: bool = False) -> SweepReport:
+    def sweep(self, *, may_judge: bool, until: datetime | None = None, deep: bool = False) -> SweepReport:
         """Suspect and remove silent nodes, give away what they held, end what is over.
 
         Args:
             may_judge: from `Continuity`; False = only finish what others have judged.
+            until: from `Continuity`; whoever judges later by the database's clock does not. None = no limit.
             deep: also look for owners that have no row at all, which reads every live partition.
         """
         report = SweepReport()
         losses = self._repository.losses
         if may_judge:
-            report.unreachable = losses.suspect(silent_for_s=self._timings.unreachable_after_s)
-            report.removed = losses.remove_silent(silent_for_s=self._timings.remove_after_s)
+            report.unreachable = losses.suspect(silent_for_s=self._timings.unreachable_after_s, until=until)
+            report.removed = losses.remove_silent(silent_for_s=self._timings.remove_after_s, until=until)
         gone = losses.nodes_with_orphans()
         if deep:
             gone += losses.unknown_owners()
@@ -104,6 +118,11 @@ class Recovery:
         for node_id in gone:
             why = f"node {node_id} was lost"
             report.rehomed += [(node_id, rehomed) for rehomed in self._rehome(node_id, why, troubles)]
+        for job_execution_id in self._repository.executions.failing_fast():  # who failed it died before the stop
+            with troubles.stay_their_own():
+                status = self.after_failure(job_execution_id)
+                if status is not None and not status.is_active:
+                    report.finalised[job_execution_id] = status
         for job_execution_id in self._repository.executions.unfinished_business():
             with troubles.stay_their_own():
                 status = self._repository.executions.finalise(job_execution_id)

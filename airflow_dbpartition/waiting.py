@@ -90,9 +90,12 @@ def sweep(repository: JobRepository, timings: Timings, continuity: Continuity | 
 
     So an execution ends even where no worker is left to end it.
     """
-    if continuity is not None:
-        continuity.heard()
-    Recovery(repository, timings).sweep(may_judge=continuity is not None and continuity.may_judge)
+    recovery = Recovery(repository, timings)
+    if continuity is None:
+        recovery.sweep(may_judge=False)
+    else:
+        continuity.heard(repository.nodes.clock())
+        recovery.sweep(may_judge=continuity.may_judge, until=continuity.until)
 
 
 def describe_progress(progress: Progress) -> str:

@@ -301,6 +301,22 @@ class Executions:
 
         return self._transactions.run(work)
 
+    def failing_fast(self) -> list[int]:
+        """Active executions that a failed partition is to stop, and that nobody has stopped yet."""
+
+        def work(connection: Connection) -> list[int]:
+            e, p = self._tables.executions.c, self._tables.partitions.c
+            failed = (p.job_execution_id == e.job_execution_id) & (p.status == PartitionStatus.FAILED.value)
+            query = select(e.job_execution_id, e.settings).where(
+                e.active_instance_id.is_not(None),
+                e.stop_requested == 0,
+                select(p.step_execution_id).where(failed).exists(),
+            )
+            rows = connection.execute(query).all()
+            return [row.job_execution_id for row in rows if JobSettings.from_json(row.settings).fail_fast]
+
+        return self._transactions.run(work)
+
     # --- pieces ------------------------------------------------------------------------------------------------
 
     def _locked(self, connection: Connection, job_execution_id: int) -> Row[Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, exists, or_, select, union, update
+from sqlalchemy import and_, exists, or_, select, union, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
@@ -46,16 +47,22 @@ class Losses:
         self._tables = tables
         self._transactions = transactions
 
-    def suspect(self, *, silent_for_s: float) -> list[str]:
-        """ACTIVE and silent → UNREACHABLE; returns the ids."""
-        return self._mark(
-            (NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s)
-        )
+    def suspect(self, *, silent_for_s: float, until: datetime | None = None) -> list[str]:
+        """ACTIVE and silent → UNREACHABLE; returns the ids.
 
-    def remove_silent(self, *, silent_for_s: float) -> list[str]:
-        """Silent for too long → REMOVED; returns the ids. Their work is found by `nodes_with_orphans`."""
+        Args:
+            until: past this moment of the database's clock nobody is marked; None = no limit.
+        """
+        return self._mark((NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, silent_for_s, until)
+
+    def remove_silent(self, *, silent_for_s: float, until: datetime | None = None) -> list[str]:
+        """Silent for too long → REMOVED; returns the ids. Their work is found by `nodes_with_orphans`.
+
+        Args:
+            until: as for `suspect`.
+        """
         living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
-        return self._mark(living, NodeStatus.REMOVED, self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s))
+        return self._mark(living, NodeStatus.REMOVED, silent_for_s, until)
 
     def deregister(self, node_id: str) -> None:
         """A node leaves by itself; a heartbeat or claim of its own that is still under way is waited for."""
@@ -70,10 +77,16 @@ class Losses:
 
         self._transactions.run(work)
 
-    def _mark(self, sources: tuple[NodeStatus, ...], target: NodeStatus, guard: ColumnElement[bool]) -> list[str]:
+    def _mark(
+        self, sources: tuple[NodeStatus, ...], target: NodeStatus, silent_for_s: float, until: datetime | None
+    ) -> list[str]:
         def work(connection: Connection) -> list[str]:
             n = self._tables.nodes.c
-            condition = and_(n.status.in_([status.value for status in sources]), guard)
+            condition = and_(
+                n.status.in_([status.value for status in sources]), n.last_heartbeat < db_later(-silent_for_s)
+            )
+            if until is not None:
+                condition = and_(condition, db_now() <= until)
             # Locked first and judged again by the UPDATE: a heartbeat that came between saves the node.
             # Who is locked is being heard, or judged by another sweep: not waited for.
             query = select(n.node_id).where(condition).order_by(n.node_id).with_for_update(skip_locked=True)

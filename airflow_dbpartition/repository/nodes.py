@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import case, func, insert, select, update
 from sqlalchemy.engine import Connection
@@ -123,6 +124,15 @@ class Nodes:
                 fleet_size=int(fleet[0]),
                 db_epoch_s=fleet.now.timestamp(),
             )
+
+        return self._transactions.run(work)
+
+    def clock(self) -> datetime:
+        """The database's clock, UTC."""
+
+        def work(connection: Connection) -> datetime:
+            now: datetime = connection.execute(select(db_now())).scalar_one()
+            return now
 
         return self._transactions.run(work)
 

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, and_, select
+from sqlalchemy import ColumnElement, and_, case, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
-from airflow_dbpartition.domain import Counters, PartitionEvent, PartitionStatus, Transition, Transitions
+from airflow_dbpartition.domain import (
+    Counters,
+    PartitionEvent,
+    PartitionStatus,
+    TransferPolicy,
+    Transition,
+    Transitions,
+)
 from airflow_dbpartition.errors import ClaimLostError
+from airflow_dbpartition.masking import mask_secrets
 from airflow_dbpartition.repository.moves import move, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import WORK_CHANNEL, Tables
@@ -60,8 +68,9 @@ class Settlements:
 
     def fail(self, claim: Held, *, message: str, lost: bool = False) -> None:
         """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""
+        message = _told(message)
         p = self._tables.partitions.c
-        values: dict[str, Any] = {"exit_message": storable_text(message), "rollback_count": p.rollback_count + 1}
+        values: dict[str, Any] = {"exit_message": message, "rollback_count": p.rollback_count + 1}
         if lost:
             values["node_losses"] = p.node_losses + 1
         self._settle(claim, Transitions.FAIL, values, PartitionEvent.FAILED, message)
@@ -73,22 +82,23 @@ class Settlements:
 
     def retry(self, claim: Held, *, message: str, delay_s: float) -> None:
         """CLAIMED → PENDING, to be tried again by this node (or, where transferable, any) after `delay_s`."""
+        message = _told(message)
         p = self._tables.partitions.c
         values = {
             "available_at": db_later(delay_s),
-            "exit_message": storable_text(message),
+            "exit_message": message,
             "rollback_count": p.rollback_count + 1,
         }
         self._back_to_pending(claim, Transitions.RETRY, values, PartitionEvent.RETRIED, message)
 
     def release(self, claim: Held, *, message: str) -> None:
-        """CLAIMED → PENDING and anybody's, with the attempt given back.
+        """CLAIMED → PENDING and anybody's (its own node's, where it may never move), with the attempt given back.
 
         Only for work that never started, or that may run twice; the caller knows which.
         """
         p = self._tables.partitions.c
         values = {
-            "assigned_node": None,
+            "assigned_node": case((p.transfer_policy == TransferPolicy.NEVER.value, p.assigned_node), else_=None),
             "available_at": db_now(),
             "attempt": p.attempt - 1,
             "is_transferable": restored_transferability(self._tables),
@@ -204,6 +214,11 @@ class Settlements:
         ours = row is not None and row.version == claim.version and row.assigned_node in (claim.node_id, None)
         if not (ours and row is not None and row.status == target.value):
             raise lost_claim(claim)
+
+
+def _told(message: str) -> str:
+    """What user code says of its failure, storable and without the passwords that it may quote."""
+    return mask_secrets(storable_text(message))
 
 
 def lost_claim(claim: Held) -> ClaimLostError:

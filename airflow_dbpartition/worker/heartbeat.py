@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import structlog
@@ -160,16 +161,16 @@ class Heartbeat:
                     log.info("heartbeat is answered again", node_id=self._node_id, after_failures=failures)
                 failures = 0
                 if reply.status is not None:
-                    self._answered(sent)
+                    self._answered(sent, datetime.fromtimestamp(reply.db_epoch_s, timezone.utc))
                 self.beats.put(Beat(node_id, sent, time.monotonic(), reply))
                 self._wake_main()
             self._listen_until(sent + self._timings.heartbeat_s)
 
-    def _answered(self, sent: float) -> None:
+    def _answered(self, sent: float, database_time: datetime | None = None) -> None:
         self._last_answer = sent
         self._fenced = False
         self._lifeline.extend_to(sent + self._timings.fence_after_s)
-        self.continuity.heard()
+        self.continuity.heard(database_time)
 
     def _on_connect(self, driver_connection: Any, _record: object) -> None:
         """Every new connection of ours listens; the session setting survives the pool's rollback."""

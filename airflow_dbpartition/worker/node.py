@@ -548,7 +548,9 @@ class Worker:
         self._sweeps += 1
         with self._tolerating("sweeping"):
             report = self._recovery.sweep(
-                may_judge=self._heartbeat.continuity.may_judge, deep=self._sweeps % _DEEP_SWEEP_EVERY == 0
+                may_judge=self._heartbeat.continuity.may_judge,
+                until=self._heartbeat.continuity.until,
+                deep=self._sweeps % _DEEP_SWEEP_EVERY == 0,
             )
             self._log_sweep(report)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import NodeStatus
-from airflow_dbpartition.recovery import Continuity
+from airflow_dbpartition.recovery import Continuity, Recovery
 from airflow_dbpartition.repository import JobRepository
 from tests.scenarios import add_node, claim, claim_one, complete, remove, silence, submit, sweep
 
@@ -126,17 +127,41 @@ def test_who_was_not_heard_without_a_gap_judges_nobody() -> None:
     continuity = Continuity(Timings(), clock=lambda: now[0])
     assert not continuity.may_judge
     for _ in range(11):
-        continuity.heard()
+        continuity.heard(datetime.now(timezone.utc))
         now[0] += 3
     assert continuity.may_judge
     now[0] += 11  # the database was away
     assert not continuity.may_judge
-    continuity.heard()
+    continuity.heard(datetime.now(timezone.utc))
     assert not continuity.may_judge, "the first one back evicts nobody"
     for _ in range(9):
         now[0] += 3
-        continuity.heard()
+        continuity.heard(datetime.now(timezone.utc))
     assert not continuity.may_judge
     now[0] += 3
-    continuity.heard()
+    continuity.heard(datetime.now(timezone.utc))
     assert continuity.may_judge
+
+
+def test_a_right_to_judge_ends_by_the_databases_clock_unless_it_is_renewed(repository: JobRepository) -> None:
+    """A sweep that is held up on its way, while nobody is heard, must not judge on its arrival."""
+    for node in "ab":
+        add_node(repository, node)
+        silence(repository, node, 1000)
+    now = repository.nodes.clock()
+    recovery = Recovery(repository, Timings())
+    late = recovery.sweep(may_judge=True, until=now - timedelta(seconds=1))
+    assert (late.unreachable, late.removed) == ([], [])
+    in_time = recovery.sweep(may_judge=True, until=now + timedelta(seconds=60))
+    assert in_time.removed == ["a", "b"]
+
+
+def test_the_right_to_judge_lasts_as_long_as_one_may_be_silent() -> None:
+    now = [0.0]
+    continuity = Continuity(Timings(unreachable_after_s=10), clock=lambda: now[0])
+    heard = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    continuity.heard(heard)
+    assert continuity.until == heard + timedelta(seconds=10)
+    now[0] = 11.0
+    continuity.heard()
+    assert continuity.until is None, "after a gap it has to be earned again"

@@ -166,17 +166,30 @@ def test_a_retry_waits_as_long_as_it_is_told(repository: JobRepository, delay_s:
     assert bool(claim(repository)) == (delay_s < 0.1)
 
 
-def test_a_release_gives_the_attempt_back_and_lets_anybody_have_it(repository: JobRepository) -> None:
+def test_a_release_gives_the_attempt_back_and_lets_anybody_have_what_may_move(repository: JobRepository) -> None:
     add_node(repository)
     add_node(repository, "b")
     launched = submit(repository, [Partition("p0"), Partition("fixed", transferable=False)], to="a")
     for taken in claim(repository, "a", 2):
         repository.settlements.release(taken, message="leaving")
     rows = repository.reading.partitions(launched.job_execution_id)
-    assert [(row.status, row.assigned_node, row.attempt) for row in rows] == [(PartitionStatus.PENDING, None, 0)] * 2
+    assert [(row.status, row.attempt) for row in rows] == [(PartitionStatus.PENDING, 0)] * 2
+    assert [row.assigned_node for row in rows] == [None, "a"], "what may never move stays"
     assert column(repository, launched.job_execution_id, "is_transferable") == [1, 0]
     assert event_names(repository, launched.job_execution_id) == ["released", "released"]
     assert claim_one(repository, "b").attempt == 1
+
+
+def test_a_failure_is_stored_without_the_passwords_that_it_quotes(repository: JobRepository) -> None:
+    add_node(repository)
+    launched = submit(repository, 1, settings=JobSettings(partition_retries=1))
+    repository.settlements.retry(claim_one(repository), message="no postgresql://me:hunter2@db/x", delay_s=0)
+    repository.settlements.fail(claim_one(repository), message="no mysql://me:hunter2@db/x")
+    row = partition(repository, launched.job_execution_id)
+    assert row.exit_message == "no mysql://me:***@db/x"
+    told = [event.message or "" for event in repository.reading.events(launched.job_execution_id)]
+    assert len(told) == 2
+    assert not any("hunter2" in text for text in told)
 
 
 def test_a_claim_whose_answer_was_lost_is_given_back(repository: JobRepository) -> None:

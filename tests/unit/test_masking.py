@@ -68,3 +68,10 @@ def test_other_text_is_left_alone(text: str) -> None:
 def test_masking_twice_changes_nothing_more() -> None:
     for text in SECRETS:
         assert mask_secrets(mask_secrets(text)) == mask_secrets(text)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("unit", ["a", "a.b-", "x://u:", "password=", "://", "x=//y:"])
+def test_a_long_text_without_blanks_is_no_trap(unit: str) -> None:
+    """Unbounded, the pattern took minutes for this."""
+    mask_secrets(unit * (200_000 // len(unit)))

@@ -94,7 +94,6 @@ def test_work_of_a_worker_that_loses_its_database_is_killed_before_another_takes
     assert postgres_fleet.submit(to=new_life, transferable=False).ends() == "COMPLETED"
 
 
-@pytest.mark.xfail(strict=False, reason="a sweep that was under way when the outage began judges when it ends")
 def test_after_an_outage_that_everybody_has_had_nobody_is_removed(postgres_fleet: Fleet, proxy: Proxy) -> None:
     timings = replace(QUICK, unreachable_after_s=3, remove_after_s=6)
     nodes = [postgres_fleet.start(name, url=proxy.url, timings=timings) for name in ("left", "right")]
