@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,10 @@ from sqlalchemy.engine import Engine
 
 from airflow_dbpartition.repository import JobRepository
 from tests.databases import NAMES, Database, NotAtHandError, Servers
+
+# What a shell starts in the background ignores SIGINT, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
