@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, Text, create_engine, event
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -291,6 +291,8 @@ _MYSQL_CONFLICTS = {1020, 1205, 1213}
 _MISSING_TABLE_STATES = {"42P01", "3F000"}
 _DENIED_STATES = {"42501"}
 _MYSQL_DENIALS = {1044, 1142, 1143, 1227, 1370}
+# A check that fails (MariaDB: also JSON of more than 31 levels), JSON that is too deep or none.
+_MYSQL_REFUSALS = {3140, 3157, 3819, 4025}
 
 
 def _mysql_code(error: DBAPIError) -> int | None:
@@ -319,6 +321,13 @@ def is_disconnect(error: SQLAlchemyError) -> bool:
     return getattr(error.orig, "pgcode", None) is None and (
         "could not connect" in text or "connection to server" in text or "server closed the connection" in text
     )
+
+
+def is_refused(error: SQLAlchemyError) -> bool:
+    """These values cannot be stored, however often it is tried."""
+    if isinstance(error, (DataError, IntegrityError)):
+        return True
+    return isinstance(error, DBAPIError) and _mysql_code(error) in _MYSQL_REFUSALS
 
 
 def is_missing_table(error: SQLAlchemyError) -> bool:

@@ -120,7 +120,8 @@ def main(argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the supervisor to handle
     for fd in (socket_fd, lifeline_fd):
         os.set_inheritable(fd, False)  # what the step starts must not hold our socket open
-    channel = Channel(socket.socket(fileno=socket_fd))
+    # A supervisor whose statement is not answered reads late; one that is gone ends us in other ways.
+    channel = Channel(socket.socket(fileno=socket_fd), send_timeout_s=None)
     os.register_at_fork(after_in_child=channel.close)  # nor what it forks: it would hide our death, or answer for us
     Child(channel, Lifeline(lifeline_fd)).main()
 

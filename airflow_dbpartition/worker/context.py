@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,7 @@ from airflow_dbpartition.storable import JsonObject, check_json
 from airflow_dbpartition.worker.positions import decode_position, encode_position
 
 KEYSET = "keyset"
+LARGEST_COUNT = 2**63 - 1  # what the columns hold
 
 
 class Checkpoint(dict[str, Any]):
@@ -106,6 +108,25 @@ class PartitionContext:
         """
         if self.should_stop:
             raise StepInterruptedError(f"partition {self.partition_key!r} was asked to stop")
+
+    def checked_counters(self) -> Counters:
+        """The counters as they can be stored.
+
+        Raises:
+            TypeError: the step has put something there that is no count.
+        """
+        counters: object = self.counters
+        if not isinstance(counters, Counters):
+            raise TypeError(f"expected ctx.counters to be the Counters that the step was given, got {counters!r:.100}")
+        checked = {}
+        for name, value in vars(counters).items():
+            try:
+                checked[name] = operator.index(value)
+            except TypeError:
+                checked[name] = LARGEST_COUNT + 1
+            if not -LARGEST_COUNT <= checked[name] <= LARGEST_COUNT:
+                raise TypeError(f"expected ctx.counters.{name} to be a whole number below 2**63, got {value!r:.100}")
+        return Counters(**checked)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -218,4 +239,6 @@ class PartitionContext:
 
     def _store(self, connection: Connection) -> None:
         checked = check_json(dict(self.checkpoint), "checkpoint")
-        self._repository.settlements.checkpoint(connection, self._claim, checkpoint=checked, counters=self.counters)
+        self._repository.settlements.checkpoint(
+            connection, self._claim, checkpoint=checked, counters=self.checked_counters()
+        )

@@ -41,12 +41,13 @@ class Executor(Protocol):
         """
 
     @property
-    def free_slots(self) -> int: ...
+    def free_slots(self) -> int:
+        """How many more claims can be handed over now."""
 
     def run(self, claim: Claim) -> None: ...
 
     def interrupt(self, key: ClaimKey) -> None:
-        """Ask a running partition to end by itself."""
+        """Ask a running partition to end by itself; one that waits is reported as unstarted, and never begins."""
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
         """End a running partition now; it is reported as that kind of outcome, with that text."""

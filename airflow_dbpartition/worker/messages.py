@@ -23,12 +23,17 @@ DONE = "done"  # step_execution_id, version, outcome
 
 
 class Channel:
-    """One end of the socket pair. Reading never blocks; writing has a deadline."""
+    """One end of the socket pair. Read it when it is readable.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: the socket.
+        send_timeout_s: the deadline for writing one message; None = wait for as long as the other end lives.
+    """
+
+    def __init__(self, sock: socket.socket, *, send_timeout_s: float | None = SEND_TIMEOUT_S) -> None:
         self.socket = sock
         self._buffer = bytearray()
-        sock.settimeout(SEND_TIMEOUT_S)
+        sock.settimeout(send_timeout_s)
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -37,7 +42,7 @@ class Channel:
         """Send one message.
 
         Raises:
-            OSError: the other end is gone, or has not read for SEND_TIMEOUT_S.
+            OSError: the other end is gone, or has not read for too long.
         """
         self.socket.sendall(dump_json({"kind": kind, **values}).encode() + b"\n")
 

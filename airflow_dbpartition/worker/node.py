@@ -42,7 +42,7 @@ EXIT_FENCED = 75
 
 _DEEP_SWEEP_EVERY = 30
 _LONGEST_WAIT_S = 1.0
-_LOOP_STUCK_S = 60.0
+_LOOP_STUCK_S = 600.0  # more than a hung database holds it for: or an outage would restart the whole fleet
 _INTERRUPT_PATIENCE_S = 2.0
 _FINAL_FLUSH_S = 5.0
 
@@ -85,7 +85,6 @@ class Worker:
         self._config = config
         timings = config.timings
         self._timings = timings
-        self._prefetch = config.prefetch if config.executor == "process" else 0  # a thread starts at once
         self.metrics = Metrics()
         self._repository = JobRepository.connect(
             DatabaseConfig(
@@ -150,6 +149,7 @@ class Worker:
             lifeline=self._lifeline,
             logging=logging,
             max_partitions=config.max_partitions_per_child,
+            prefetch=config.prefetch,
         )
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ class Worker:
             os.write(self._wake_write, b"w")
 
     def _register(self) -> None:
-        self.node_id = new_node_id(self._config.node_prefix)
+        node_id = new_node_id(self._config.node_prefix)
         self._repository.nodes.register(
-            node_id=self.node_id,
+            node_id=node_id,
             node_group=self._config.node_group,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -233,6 +233,7 @@ class Worker:
             capacity=self._config.concurrency,
             steps=self.steps,
         )
+        self.node_id = node_id  # not before: the beats of the old one are what makes us try again
         log.info(
             "node registered",
             node_id=self.node_id,
@@ -351,9 +352,10 @@ class Worker:
 
     def _leave(self) -> None:
         for key, running in list(self._running.items()):
+            started = self._executor.started(key) is not None
             self._executor.kill(key, INTERRUPTED, f"node {self.node_id} is leaving")
             self._running.pop(key)
-            self._settling.give_back(running.claim, why=f"node {self.node_id} is leaving", started=True)
+            self._settling.give_back(running.claim, why=f"node {self.node_id} is leaving", started=started)
         self._settling.flush()
         with self._tolerating("deregistering (a sweep will do it)"):
             self._recovery.leave(self.node_id)
@@ -480,7 +482,7 @@ class Worker:
     def _wants_work(self) -> bool:
         return (
             self._drain_since is None
-            and self._executor.free_slots + self._prefetch > 0
+            and self._executor.free_slots > 0
             and self._heartbeat.silent_for_s < self._timings.unreachable_after_s
         )
 
@@ -496,7 +498,7 @@ class Worker:
                 node_id=self.node_id,
                 node_group=self._config.node_group,
                 steps=self.steps,
-                limit=self._executor.free_slots + self._prefetch,
+                limit=self._executor.free_slots,
                 steal_after_s=self._timings.steal_after_s,
             )
         except DbPartitionError as error:

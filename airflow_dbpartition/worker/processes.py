@@ -23,7 +23,7 @@ from airflow_dbpartition.worker.child import FENCED, ORPHANED
 from airflow_dbpartition.worker.executors import ClaimKey, Finished, key_of
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.messages import Channel, claim_to_json
-from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, Outcome
+from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, UNSTARTED, Outcome
 
 log = structlog.get_logger("dbpartition.worker")
 
@@ -55,6 +55,7 @@ class ProcessExecutor:
         lifeline: the shared deadline that ends children when this process is frozen or cut off.
         logging: arguments of `configure_logging` for the children.
         max_partitions: a child is replaced after so many; None = never.
+        prefetch: claims taken ahead of the idle children.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ProcessExecutor:
         lifeline: Lifeline,
         logging: dict[str, str],
         max_partitions: int | None = None,
+        prefetch: int = 0,
     ) -> None:
         self._slots = slots
         self._imports = imports
@@ -73,6 +75,7 @@ class ProcessExecutor:
         self._lifeline = lifeline
         self._logging = logging
         self._max_partitions = max_partitions
+        self._prefetch = prefetch
         self._children: list[_ChildHandle] = []
         self._waiting: list[Claim] = []
         self._finished: list[Finished] = []
@@ -136,8 +139,11 @@ class ProcessExecutor:
 
     @property
     def free_slots(self) -> int:
-        busy = sum(1 for child in self._children if child.running is not None)
-        return self._slots - busy - len(self._waiting)
+        usable = [child for child in self._children if child.ready and not child.leaving]
+        if not usable:
+            return 0  # nothing can be run here now: others may take it
+        idle = sum(1 for child in usable if child.running is None)
+        return idle + self._prefetch - len(self._waiting)
 
     def run(self, claim: Claim) -> None:
         self._waiting.append(claim)
@@ -145,20 +151,30 @@ class ProcessExecutor:
 
     def _feed(self) -> None:
         for child in self._children:
-            if not self._waiting:
-                return
+            if not self._waiting or self._lifeline.remaining_s <= 0:
+                return  # not heard for too long: others may have it by now
             if child.ready and child.running is None and not child.leaving:
                 claim = self._waiting.pop(0)
                 child.running = key_of(claim)
                 child.since = time.monotonic()
-                with contextlib.suppress(OSError):  # noticed when its socket is read
+                try:
                     child.channel.send(messages.RUN, claim=claim_to_json(claim))
+                except OSError:  # dead, or deaf: noticed when its socket is read
+                    child.verdict = Outcome(UNSTARTED, "its process did not take it")
+                    _kill_group(child.process)
 
     def interrupt(self, key: ClaimKey) -> None:
+        if any(key_of(claim) == key for claim in self._waiting):
+            self._give_up_waiting(key)
+            return
         child = self._runner_of(key)
         if child is not None:
             with contextlib.suppress(OSError):
                 child.channel.send(messages.STOP, step_execution_id=key[0], version=key[1])
+
+    def _give_up_waiting(self, *keys: ClaimKey) -> None:
+        self._waiting = [claim for claim in self._waiting if key_of(claim) not in keys]
+        self._finished += [Finished(key, Outcome(UNSTARTED, "it had not begun")) for key in keys]
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
         child = self._runner_of(key)
@@ -237,6 +253,8 @@ class ProcessExecutor:
             log.warning("an idle child process died", pid=child.process.pid, how=_how_it_ended(code))
         if not child.ready:  # it never came to life: do not spin
             self._deaths += 1
+            if not any(other.ready for other in self._children):
+                self._give_up_waiting(*map(key_of, self._waiting))
             wait = _RESPAWN_WAIT_S[min(self._deaths, len(_RESPAWN_WAIT_S) - 1)]
             self._respawn_at = time.monotonic() + wait
 

@@ -26,12 +26,16 @@ from airflow_dbpartition.worker.steps import find_step
 COMPLETED = "completed"
 FAILED = "failed"
 INTERRUPTED = "interrupted"
+UNSTARTED = "unstarted"
 LOST = "lost"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one attempt: `kind` is completed, failed, interrupted (asked to stop, and did) or lost."""
+    """What came of one attempt: `kind` is completed, failed, interrupted (asked to stop, and did), unstarted or lost.
+
+    Counters come with completed only: what else is settled keeps those of its last transaction.
+    """
 
     kind: str
     message: str = ""
@@ -59,15 +63,15 @@ def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bo
         result = find_step(claim.step_name)(ctx)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
-        return Outcome(COMPLETED, result=_checked_result(result), counters=ctx.counters)
+        return Outcome(COMPLETED, result=_checked_result(result), counters=ctx.checked_counters())
     except ClaimLostError as error:
-        return Outcome(LOST, str(error), counters=ctx.counters)
+        return Outcome(LOST, str(error))
     except StepInterruptedError as error:
-        return Outcome(INTERRUPTED, str(error), counters=ctx.counters)
+        return Outcome(INTERRUPTED, str(error))
     except SystemExit as error:
-        return Outcome(FAILED, f"the step called sys.exit({error.code!r}); return instead", counters=ctx.counters)
+        return Outcome(FAILED, f"the step called sys.exit({error.code!r}); return instead")
     except BaseException as error:
-        return Outcome(FAILED, describe(error), counters=ctx.counters)
+        return Outcome(FAILED, describe(error))
 
 
 def describe(error: BaseException) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
+from airflow_dbpartition.dialects import is_refused
 from airflow_dbpartition.domain import Claim, TransferPolicy
 from airflow_dbpartition.errors import ClaimLostError, DbPartitionError
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.worker.metrics import Metrics
-from airflow_dbpartition.worker.runner import COMPLETED, INTERRUPTED, LOST, Outcome
+from airflow_dbpartition.worker.runner import COMPLETED, FAILED, INTERRUPTED, LOST, UNSTARTED, Outcome
 
 log = structlog.get_logger("dbpartition.worker")
 
@@ -48,6 +50,16 @@ class _Pending:
     failed: bool
     tries: int = 0
     not_before: float = field(default_factory=time.monotonic)
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether it is the values that cannot be written, however often it is tried, and not the database that is ill."""
+    cause = error.__cause__ if isinstance(error, DbPartitionError) else error
+    if isinstance(cause, StatementError) and not isinstance(cause, DBAPIError):
+        cause = cause.orig  # what the values made of the statement, before any driver saw it
+    if isinstance(cause, SQLAlchemyError):
+        return is_refused(cause)
+    return isinstance(cause, (TypeError, ValueError, ArithmeticError))
 
 
 class Settling:
@@ -97,10 +109,10 @@ class Settling:
                 "completed",
                 lambda: settlements.complete(claim, counters=outcome.counters, result=outcome.result),
             )
-        elif outcome.kind == INTERRUPTED and stop_requested:
+        elif outcome.kind in (INTERRUPTED, UNSTARTED) and stop_requested:
             self._enqueue(claim, "stopped", lambda: settlements.stop(claim))
-        elif outcome.kind == INTERRUPTED:
-            self.give_back(claim, why=outcome.message, started=True)
+        elif outcome.kind in (INTERRUPTED, UNSTARTED):
+            self.give_back(claim, why=outcome.message, started=outcome.kind == INTERRUPTED)
         elif claim.retries_left > 0:
             delay_s = backoff_s(claim)
             self._enqueue(claim, "retried", lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s))
@@ -128,7 +140,12 @@ class Settling:
             except ClaimLostError as error:
                 self._metrics.claims_lost.inc()
                 log.warning("claim lost, outcome dropped", what=pending.what, reason=str(error))
-            except DbPartitionError as error:
+            except Exception as error:
+                if pending.what == "completed" and _is_refused(error):
+                    self._pending.remove(pending)
+                    message = f"the step ended well, but its outcome cannot be stored: {error}"
+                    self.settle(pending.claim, Outcome(FAILED, message), stop_requested=False)
+                    continue
                 pending.tries += 1
                 wait = min(_RETRY_LONGEST_S, _RETRY_FIRST_S * 2 ** min(pending.tries, 8))
                 pending.not_before = time.monotonic() + wait

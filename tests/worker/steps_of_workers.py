@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from airflow_dbpartition.worker import PartitionContext, step
 
@@ -124,6 +124,30 @@ def return_too_much(ctx: PartitionContext) -> Any:
     return "x" * 2_000_000
 
 
+def miscount(ctx: PartitionContext) -> Any:
+    """Leave a counter that no column holds."""
+    kind = ctx.context["kind"]
+    counters: Any = ctx.counters
+    counters.write = {"huge": 2**63, "nan": float("nan"), "none": None, "text": "many", "fraction": 1.5}.get(kind, 1)
+    if kind == "replaced":
+        ctx.counters = cast(Any, None)
+    if ctx.context.get("fail"):
+        raise LookupError("no such flight")
+    return kind
+
+
+def return_nested(ctx: PartitionContext) -> Any:
+    result: Any = "inside"
+    for _ in range(ctx.context["levels"]):
+        result = [result]
+    return result
+
+
+def wait_then_return_much(ctx: PartitionContext) -> Any:
+    wait(ctx)
+    return "x" * 900_000
+
+
 def raise_huge(ctx: PartitionContext) -> Any:
     raise ValueError("x" * 3_000_000 + " the end")
 
@@ -206,6 +230,9 @@ _ACTIONS: dict[str, Callable[[PartitionContext], Any]] = {
         return_nan,
         return_itself,
         return_too_much,
+        miscount,
+        return_nested,
+        wait_then_return_much,
         raise_huge,
         raise_unstorable,
         close_everything,

@@ -1,0 +1,80 @@
+"""Claims that wait in a worker for a process to run them: none begins when it is not to run here any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.worker.processes import QUICK, STEPS, Fleet, Note, wait_until
+from tests.worker.proxy import Proxy
+
+
+def begun_by(fleet: Fleet, name: str) -> list[Note]:
+    return [note for note in fleet.notes("begun") if note.node_id.startswith(f"{name}-")]
+
+
+def test_what_waits_when_its_job_is_stopped_never_begins(postgres_fleet: Fleet) -> None:
+    postgres_fleet.start(prefetch=1, stop_grace=0.3)
+    job, _gate = postgres_fleet.gated(2, polite=False)
+    job.wait_for_counts(CLAIMED=2)
+    postgres_fleet.wait_for_note("begun")
+    job.stop()
+
+    assert job.ends() == "STOPPED"
+    assert job.counts() == {"STOPPED": 2}
+    assert len(postgres_fleet.notes("begun")) == 1
+
+
+def test_what_waits_when_its_claim_is_lost_never_begins(postgres_fleet: Fleet) -> None:
+    node = postgres_fleet.start("first", prefetch=1)
+    job, gate = postgres_fleet.gated(2, transferable=True)
+    job.wait_for_counts(CLAIMED=2)
+    begun = postgres_fleet.wait_for_note("begun")
+    (waiting,) = [row for key, row in job.partitions().items() if key != begun.partition_key]
+    postgres_fleet.start("second")
+    # As a sweep does that takes the node for dead, but of one claim only: the row is free, and the second takes it.
+    postgres_fleet.repository.settlements.release_unheld(
+        node_id=node.node_id, step_execution_id=waiting.step_execution_id, version=1
+    )
+    postgres_fleet.wait_for_note("begun", times=2)
+    node.says("claim lost")
+    gate.touch()
+
+    assert job.ends() == "COMPLETED"
+    assert postgres_fleet.submit(to=node.node_id).ends() == "COMPLETED"  # it has gone through all that it holds
+    assert [note.partition_key for note in begun_by(postgres_fleet, "second")] == [waiting.partition_key]
+    assert len(begun_by(postgres_fleet, "first")) == 2
+
+
+def test_what_waits_when_the_database_is_lost_does_not_begin(postgres_fleet: Fleet) -> None:
+    with Proxy(postgres_fleet.database.url) as proxy:
+        lonely = postgres_fleet.start("lonely", url=proxy.url, timings=QUICK, prefetch=1)
+        job, gate = postgres_fleet.gated(2, polite=False, transferable=True)
+        job.wait_for_counts(CLAIMED=2)
+        (child,) = [postgres_fleet.wait_for_note("begun").pid]
+        postgres_fleet.start("heir", timings=QUICK, concurrency=2)
+        proxy.cut()
+
+        wait_until(lambda: len(begun_by(postgres_fleet, "heir")) == 2, "both have moved", logs=postgres_fleet.log_paths)
+        wait_until(lambda: lonely.children() not in ([], [child]), "the lonely one has another child")
+        gate.touch()
+        assert job.ends() == "COMPLETED"
+        assert len(begun_by(postgres_fleet, "lonely")) == 1
+
+
+def test_a_worker_whose_children_cannot_start_leaves_the_work_to_others(postgres_fleet: Fleet, tmp_path: Path) -> None:
+    module = tmp_path / "steps_that_change.py"
+    module.write_text(STEPS.read_text())
+    broken = postgres_fleet.start("broken", imports=module)
+    (child,) = wait_until(broken.children, "it has a child")
+    module.write_text("import a_library_that_is_not_here\n")
+    os.kill(child, signal.SIGKILL)
+    broken.says("a child process cannot import the steps")
+    job = postgres_fleet.submit(2)
+    postgres_fleet.start("well")
+
+    assert job.ends() == "COMPLETED"
+    assert {row.result["node"].split("-")[0] for row in job.partitions().values()} == {"well"}
+    module.write_text(STEPS.read_text())
+    assert postgres_fleet.submit(to=broken.node_id, transferable=False).ends() == "COMPLETED"
