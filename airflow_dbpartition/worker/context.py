@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -19,6 +19,10 @@ from airflow_dbpartition.storable import JsonObject, check_json
 from airflow_dbpartition.worker.positions import decode_position, encode_position
 
 KEYSET = "keyset"
+_SECOND_TRANSACTION = (
+    "a page of read_keyset was given a second ctx.transaction(): its position was committed with the first. "
+    "Write each page in one transaction (or read smaller pages)"
+)
 LARGEST_COUNT = 2**63 - 1  # what the columns hold
 
 
@@ -47,6 +51,17 @@ class Checkpoint(dict[str, Any]):
         self._save()
 
 
+@dataclass
+class _Page:
+    """The page of `read_keyset` that the step is at."""
+
+    name: str
+    before: Any  # the position that stands until the page is done
+    after: Any
+    committed: bool = False
+    refused: bool = False
+
+
 class PartitionContext:
     """One attempt at one partition, as the step sees it.
 
@@ -64,8 +79,7 @@ class PartitionContext:
         self._repository = repository
         self._stopping = stopping
         self._open: Connection | None = None
-        self._page_committed = False
-        self._page_start: Any = None
+        self._page: _Page | None = None
         self.context: JsonObject = claim.context
         self.counters = Counters(**asdict(claim.counters))
         self.checkpoint = Checkpoint(claim.checkpoint or {}, self._save_checkpoint)
@@ -159,7 +173,8 @@ class PartitionContext:
             raise
         finally:
             self._open = None
-        self._page_committed = self._page_start is not None
+        if self._page is not None:
+            self._page.committed = True
 
     def read_keyset(
         self,
@@ -183,15 +198,21 @@ class PartitionContext:
             engine: where to read; None = the job repository's database.
 
         Raises:
-            ConfigurationError: for a query without the key, or a size below 1.
+            ConfigurationError: for a query without the key, a size below 1, or while another query is read.
             StepInterruptedError: between two pages, when the step is asked to stop.
         """
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigurationError(f"expected read_keyset size to be an integer of at least 1, got {size!r}")
-        position = decode_position(self.checkpoint.get(name))
+        before = self.checkpoint.get(name)
+        position = decode_position(before)
         source = engine or self._repository.engine
         while True:
             self.raise_if_stopping()
+            if self._page is not None:
+                raise ConfigurationError(
+                    f"read_keyset: {name!r} is read while a page of {self._page.name!r} is open, which would be taken "
+                    "for done: read one query after the other, or what belongs to a page by a query of your own"
+                )
             page_query = query.where(key.is_not(None) if position is None else key > position)
             with source.connect() as connection:
                 page = connection.execute(page_query.order_by(key).limit(size)).all()
@@ -199,37 +220,36 @@ class PartitionContext:
                 return
             if key not in page[0]._mapping:
                 raise ConfigurationError(f"read_keyset: the query must select its key, {key}")
-            before = self.checkpoint.get(name)
             position = page[-1]._mapping[key]
-            self.checkpoint[name] = encode_position(position)
+            at = self._page = _Page(name, before, encode_position(position))
             self.counters.read += len(page)
-            self._page_start, self._page_committed = (name, before), False
+            self._stand_at(name, at.after)
             try:
                 yield page
             finally:
-                committed, self._page_start = self._page_committed, None
-                self._page_committed = False
-            if not committed:
-                # A rolled back transaction that the step survived put the old position back: this page is done.
-                self.checkpoint[name] = encode_position(position)
+                self._page = None
+            if at.refused:
+                raise ConfigurationError(_SECOND_TRANSACTION)
+            before = at.after
+            self._stand_at(name, at.after)
+            if not at.committed:
                 self.checkpoint.save()
             if len(page) < size:
                 return
 
     def _refuse_second_of_page(self) -> None:
-        if not self._page_committed or self._page_start is None:
+        if self._page is None or not self._page.committed:
             return
-        name, before = self._page_start
-        if before is None:
+        self._page.committed, self._page.refused = False, True
+        self._stand_at(self._page.name, self._page.before)
+        self.checkpoint.save()  # better this page twice than its rest never
+        raise ConfigurationError(_SECOND_TRANSACTION)
+
+    def _stand_at(self, name: str, position: Any) -> None:
+        if position is None:
             self.checkpoint.pop(name, None)
         else:
-            self.checkpoint[name] = before
-        self._page_start = None
-        self.checkpoint.save()  # better this page twice than its rest never
-        raise ConfigurationError(
-            "a page of read_keyset was given a second ctx.transaction(): its position was committed with the first. "
-            "Write each page in one transaction (or read smaller pages)"
-        )
+            self.checkpoint[name] = position
 
     def _save_checkpoint(self) -> None:
         if self._open is not None:
@@ -238,7 +258,13 @@ class PartitionContext:
             self._store(connection)
 
     def _store(self, connection: Connection) -> None:
-        checked = check_json(dict(self.checkpoint), "checkpoint")
+        values = dict(self.checkpoint)
+        if self._page is not None:  # what the step saves in the middle of a page does not say that the page is done
+            done = self._open is not None or self._page.committed
+            values[self._page.name] = self._page.after if done else self._page.before
+            if values[self._page.name] is None:
+                del values[self._page.name]
+        checked = check_json(values, "checkpoint")
         self._repository.settlements.checkpoint(
             connection, self._claim, checkpoint=checked, counters=self.checked_counters()
         )

@@ -335,6 +335,72 @@ def test_two_queries_of_a_step_keep_their_positions_apart(repository: JobReposit
     assert ctx.checkpoint == {"one": 2, "two": 2}
 
 
+def test_two_queries_are_not_read_at_the_same_time(repository: JobRepository) -> None:
+    flights = Flights(repository, [1, 2, 3])
+    job = submit(repository)
+    ctx = claimed_context(repository)
+    key = flights.source.c.id
+
+    def read_one_inside_the_other() -> None:
+        for _outer in ctx.read_keyset(select(key), key=key, size=2, name="outer"):
+            for _inner in ctx.read_keyset(select(key), key=key, size=2, name="inner"):
+                with ctx.transaction():
+                    pass
+
+    with pytest.raises(ConfigurationError, match="'inner' is read while a page of 'outer' is open"):
+        read_one_inside_the_other()
+    assert partition(repository, job.job_execution_id).checkpoint is None  # or the outer page would count as done
+    assert [len(page) for page in ctx.read_keyset(select(key), key=key, name="inner")] == [3]
+
+
+def test_a_query_that_is_given_up_does_not_stand_in_the_way_of_the_next(repository: JobRepository) -> None:
+    flights = Flights(repository, [1, 2, 3])
+    submit(repository)
+    ctx = claimed_context(repository)
+    key = flights.source.c.id
+    for _page in ctx.read_keyset(select(key), key=key, size=2, name="one"):
+        break
+    assert [len(page) for page in ctx.read_keyset(select(key), key=key, name="two")] == [3]
+
+
+@pytest.mark.parametrize("how", ["saved", "replaced"])
+def test_a_checkpoint_saved_in_the_middle_of_a_page_does_not_say_that_the_page_is_done(
+    repository: JobRepository, how: str
+) -> None:
+    flights = Flights(repository, range(1, 6))
+    job = submit(repository, settings=ALWAYS)
+    first = claim_one(repository)
+    ctx = context_of(first, repository)
+    key = flights.source.c.id
+    pages = ctx.read_keyset(select(key), key=key, size=2)
+    next(pages)
+    with ctx.transaction():
+        pass
+    next(pages)
+    if how == "saved":
+        ctx.checkpoint["note"] = "half of it"
+        ctx.checkpoint.save()
+    else:
+        ctx.checkpoint({"note": "half of it"})
+    assert partition(repository, job.job_execution_id).checkpoint == {"keyset": 2, "note": "half of it"}
+    repository.settlements.retry(first, message="broken", delay_s=0)
+
+    again = claimed_context(repository)
+    rest = [row.id for page in again.read_keyset(select(key), key=key, size=2) for row in page]
+    assert rest == [3, 4, 5]
+
+
+def test_a_checkpoint_replaced_in_the_transaction_of_a_page_keeps_its_position(repository: JobRepository) -> None:
+    flights = Flights(repository, range(1, 4))
+    job = submit(repository)
+    ctx = claimed_context(repository)
+    key = flights.source.c.id
+    for page in ctx.read_keyset(select(key), key=key, size=2):
+        with ctx.transaction():
+            ctx.checkpoint({"rows": len(page)})
+    assert partition(repository, job.job_execution_id).checkpoint == {"keyset": 3, "rows": 1}
+
+
 def test_reading_ends_between_two_pages_when_the_step_is_asked_to_stop(repository: JobRepository) -> None:
     flights = Flights(repository, [1, 2, 3])
     submit(repository)
