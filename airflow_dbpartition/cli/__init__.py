@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ for module in (database, working, looking, acting, demo):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; errors are one line on stderr, a traceback only with -v / --verbose."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a key that the terminal cannot show is no error
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = any(word in ("-v", "--verbose") for word in words)
     words = [word for word in words if word not in ("-v", "--verbose")]

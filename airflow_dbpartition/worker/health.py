@@ -14,6 +14,14 @@ from airflow_dbpartition.worker.metrics import Metrics
 Check = Callable[[], tuple[bool, str]]  # (well, why)
 
 
+_SILENCE_S = 5.0  # a client that says nothing for so long keeps no thread
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A probe that hangs up early is no news either, and a traceback no line of a JSON log."""
+
+
 class HealthServer:
     """Serves until closed.
 
@@ -28,6 +36,8 @@ class HealthServer:
 
     def __init__(self, port: int, *, live: Check, ready: Check, metrics: Metrics) -> None:
         class Handler(BaseHTTPRequestHandler):
+            timeout = _SILENCE_S
+
             def do_GET(self) -> None:
                 path = self.path.split("?")[0]
                 if path == "/metrics":
@@ -49,7 +59,7 @@ class HealthServer:
                 """Probes every few seconds are no news."""
 
         try:
-            self._server = ThreadingHTTPServer(("", port), Handler)
+            self._server = _Server(("", port), Handler)
         except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 f"cannot serve health on port {port}: {error}; choose another --health-port"

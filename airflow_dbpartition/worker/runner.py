@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import structlog
+
 from airflow_dbpartition.domain import Claim, Counters
 from airflow_dbpartition.errors import ClaimLostError, StepInterruptedError
 from airflow_dbpartition.repository import JobRepository
@@ -59,8 +61,13 @@ def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bo
         stopping: whether the step is asked to end.
     """
     ctx = PartitionContext(claim, repository, stopping)
+    with structlog.contextvars.bound_contextvars(**structlog.get_context(ctx.log)):  # for the standard library's lines
+        return _run(ctx)
+
+
+def _run(ctx: PartitionContext) -> Outcome:
     try:
-        result = find_step(claim.step_name)(ctx)
+        result = find_step(ctx.step_name)(ctx)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
         return Outcome(COMPLETED, result=_checked_result(result), counters=ctx.checked_counters())

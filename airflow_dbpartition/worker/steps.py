@@ -100,7 +100,11 @@ def _import(module: str) -> None:
             raise FileNotFoundError(f"no file {path}")
         sys.path.insert(0, str(path.resolve().parent))
         module = path.stem
-    importlib.import_module(module)
+    loaded = importlib.import_module(module)
+    if path.suffix == ".py" and Path(loaded.__file__ or "").resolve() != path.resolve():
+        raise ConfigurationError(
+            f"cannot import {path}: a module named {module!r} is loaded already, from {loaded.__file__}: rename one"
+        )
 
 
 def _guarded(name: str, load: Callable[[], object]) -> None:

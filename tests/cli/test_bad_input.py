@@ -290,6 +290,19 @@ def test_a_module_of_steps_that_is_of_no_use(
     assert [job.status.is_active for job in postgres_repository.reading.recent(limit=2)] == [True]
 
 
+def test_two_files_of_one_name_are_not_taken_for_each_other(
+    postgres: Database, postgres_repository: JobRepository, tmp_path: Path
+) -> None:
+    words: list[object] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        text = f'from airflow_dbpartition.worker import step\n\n@step("{name}")\ndef work(ctx): ...\n'
+        steps_module(tmp_path / name, text, "steps")
+        words += ["--import", tmp_path / name / "steps.py"]
+    told = as_process("worker", *words, "--drain", database=postgres, directory=tmp_path)
+    told.refused(1, f"cannot import {tmp_path}/two/steps.py", "'steps'", f"{tmp_path}/one/steps.py", "rename one")
+
+
 # --- submit ------------------------------------------------------------------------------------------------------
 
 DEEP = "[" * 100_000

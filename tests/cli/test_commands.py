@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_dbpartition import migrations
-from airflow_dbpartition.domain import NodeStatus
+from airflow_dbpartition.domain import NodeStatus, Partition
 from airflow_dbpartition.repository import JobRepository
 from tests.cli.running import Run, as_process, drain, start
 from tests.databases import Database, run_sql
@@ -141,6 +141,19 @@ def test_partitions_shows_all_or_those_that_failed(dbpartition: Run, repository:
     assert len(dbpartition("partitions", number, "--limit", 1, "--json").well().data) == 1
     table = dbpartition("partitions", number, "--failed").well().out.splitlines()
     assert table[1].endswith("ValueError: it is broken")
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_what_the_terminal_cannot_show_is_escaped(
+    dbpartition: Run, database: Database, repository: JobRepository, words: list[str]
+) -> None:
+    number = submit(repository, [Partition("ä", {"name": "\u2708"})]).job_execution_id
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    shown = as_process("partitions", number, *words, database=database, environment=ascii_only).well()
+    if words:
+        assert [(row["key"], row["context"]) for row in shown.data] == [("ä", {"name": "\u2708"})]
+    else:
+        assert "\\xe4" in shown.out
 
 
 def test_partitions_says_that_none_failed(dbpartition: Run, repository: JobRepository) -> None:

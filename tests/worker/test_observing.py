@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
+import struct
 import urllib.error
 import urllib.request
 from typing import Any
@@ -138,6 +140,35 @@ def test_every_line_of_a_json_log_is_json_with_ids_and_without_secrets(lines: li
     (said_by_step,) = [line for line in lines if line["event"] == "connecting"]
     assert set(said_by_step) >= IDS | {"node_id"}
     assert said_by_step["target"] == "postgresql://reader:***@warehouse/flights"
+
+
+def test_what_a_step_says_by_the_standard_library_carries_the_ids_too(lines: list[dict[str, Any]]) -> None:
+    (said_by_driver,) = [line for line in lines if str(line["event"]).startswith("cannot reach ")]
+    assert set(said_by_driver) >= IDS | {"node_id"}
+    (settled,) = [
+        line
+        for line in lines
+        if line["event"] == "partition failed"
+        and line["partition_key"] == said_by_driver["partition_key"]
+        and line["job_execution_id"] == said_by_driver["job_execution_id"]
+    ]
+    assert settled["step_execution_id"] == said_by_driver["step_execution_id"]
+
+
+def test_a_probe_that_hangs_up_or_says_nothing_is_no_news(postgres_fleet: Fleet) -> None:
+    port = free_port()
+    node = postgres_fleet.start(health_port=port)
+    silent = socket.create_connection(("127.0.0.1", port))
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port)) as probe:
+            probe.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # hang up by a reset
+
+    assert get(port, "/livez")[0] == 200
+    silent.settimeout(30)
+    assert silent.recv(1) == b""  # the worker has hung up
+    assert "Traceback" not in node.log
+    assert "Exception" not in node.log
 
 
 def test_a_log_for_the_console_shows_no_secrets_either(postgres_fleet: Fleet) -> None:
