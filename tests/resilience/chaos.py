@@ -15,7 +15,7 @@ from typing import Any
 
 from airflow_dbpartition.demo.processes import send_signal
 from tests.resilience.ledgers import STEPS
-from tests.worker.processes import Fleet, Node
+from tests.worker.processes import Fleet, Node, wait_until
 
 SEED_VARIABLE = "DBPARTITION_RESILIENCE_SEED"
 FROZEN_FOR = (0.5, 1.5)  # times remove_after: most are buried alive, some have just been
@@ -24,6 +24,12 @@ FROZEN_FOR = (0.5, 1.5)  # times remove_after: most are buried alive, some have 
 def new_seed() -> int:
     """The seed that is asked for, or a new one."""
     return int(os.environ.get(SEED_VARIABLE) or secrets.randbelow(10**6))
+
+
+def let_time_pass(seconds: float) -> None:
+    """What is waited for is that nothing happens, or that harm lasts."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() > until, "time passes", timeout_s=seconds + 5)
 
 
 @dataclass
@@ -78,7 +84,7 @@ class Chaos:
             if now >= next_harm:
                 self._harm(now)
                 next_harm = now + self.rng.uniform(0.5, 1.5) * self.pause_s
-            time.sleep(0.05)  # the beat of the mischief, not a wait
+            let_time_pass(0.05)
         self._thaw(float("inf"))
         self._restart(float("inf"))
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.demo.embedded import EmbeddedPostgres
 from airflow_dbpartition.domain import JobSettings, NodeStatus, Partition, PartitionStatus, TransferPolicy
-from tests.resilience.chaos import new_seed
+from tests.resilience.chaos import let_time_pass, new_seed
 from tests.resilience.ledgers import STEP, STEPS, Ledgers
 from tests.worker.processes import CALM, Fleet, Job, wait_until
 
@@ -42,13 +42,13 @@ def _outage(server: EmbeddedPostgres, fleet: Fleet, ledgers: Ledgers, *, timings
     wait_until(lambda: _counts(jobs).get("COMPLETED", 0) > 10, "the work is under way", logs=fleet.log_paths)
 
     server.stop(mode="immediate")
-    _let_time_pass(outage_s)
+    let_time_pass(outage_s)
     late = fleet.nodes[-1]
     late.send(signal.SIGSTOP)
     server.start()
     back_at = time.monotonic()
     wait_until(lambda: _first_is_back(fleet), "the first one is back")
-    _let_time_pass(timings.remove_after_s / 3)  # it could have judged many times
+    let_time_pass(timings.remove_after_s / 3)  # it could have judged many times
     late.send(signal.SIGCONT)
     for job in jobs:
         job.ends(timeout_s=2 * timings.remove_after_s + 30)
@@ -79,7 +79,7 @@ def test_a_database_that_dies_again_and_again_loses_nothing(
     jobs = _begin(own_fleet, ledgers)
     times = 0
     while sum(_counts(jobs).get(status, 0) for status in ("COMPLETED", "FAILED")) < 90 and times < 5:
-        _let_time_pass(rng.uniform(0.3, 1.2))
+        let_time_pass(rng.uniform(0.3, 1.2))
         if rng.random() < 0.5:
             own_server.kill()
         else:
@@ -94,11 +94,6 @@ def test_a_database_that_dies_again_and_again_loses_nothing(
     assert verdict.faults == []
     assert jobs[0].counts() == {"COMPLETED": 60}
     assert {node.status for node in own_fleet.repository.nodes.all(include_removed=True)} == {NodeStatus.ACTIVE}
-
-
-def _let_time_pass(seconds: float) -> None:
-    until = time.monotonic() + seconds
-    wait_until(lambda: time.monotonic() > until, "time passes", timeout_s=seconds + 5)
 
 
 def _first_is_back(fleet: Fleet) -> bool:
