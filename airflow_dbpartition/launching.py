@@ -202,7 +202,8 @@ class Launcher:
             keep_deadline=keep_deadline,
         )
         verb = "restarted as" if launched.created else "is already running as"
-        self._log(f"job execution {execution.job_execution_id} {verb} {launched.job_execution_id}")
+        plan = ", with its stored partitions" if launched.created else ""
+        self._log(f"job execution {execution.job_execution_id} {verb} {launched.job_execution_id}{plan}")
         return launched
 
     def _plan(self, job: Job, *, generation: int) -> Launched:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import ExecutionStatus, JobExecution, PartitionStatus, Progress
+from airflow_dbpartition.failure_texts import essence
 from airflow_dbpartition.recovery import Continuity, Recovery
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.reading import Failure
@@ -184,13 +185,14 @@ def _unsuccessful(repository: JobRepository, execution: JobExecution, progress: 
     lines = [f"{name} FAILED: {failed} of {progress.total} partitions failed", *map(_failure_line, failures)]
     if failed > len(failures):
         lines.append(f"  and {failed - len(failures)} more")
+    shown_by = f"`dbpartition job {execution.job_execution_id}`"
+    lines.append(f"  {shown_by} shows all of it; a clear of the task that launched it runs what failed again")
     return Verdict(Outcome.FAILED, execution, "\n".join(lines))
 
 
 def _failure_line(failure: Failure) -> str:
-    lines = [line for line in failure.message.strip().splitlines() if line.strip()] or ["no message"]
-    tail = "\n".join(lines[-TAIL_LINES:])
+    tail = "\n".join(essence(failure.message, lines=TAIL_LINES) or ["no message"])
     if len(tail) > TAIL_CHARS:
-        tail = "…" + tail[-TAIL_CHARS:]
+        tail = tail[:TAIL_CHARS] + "…"
     indented = tail.replace("\n", "\n      ")
     return f"  {failure.partition_key} on {failure.node_id} (attempt {failure.attempt}): {indented}"

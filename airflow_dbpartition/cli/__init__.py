@@ -6,7 +6,7 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from airflow_dbpartition.worker.node import package_version
+
+        typer.echo(f"dbpartition {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Partitioned jobs coordinated by a relational database."""
+
+
 for module in (database, working, looking, acting, demo):
     module.add_to(app)
 

@@ -59,7 +59,11 @@ def submit(
     remove_after: RemoveAfter = TIMES.remove_after_s,
     as_json: AsJson = False,
 ) -> None:
-    """Write a job for the workers; prints its job execution id. The same parameters attach to the same job."""
+    """Write a job for the workers; prints its job execution id.
+
+    The same parameters name the same job: while it runs, this attaches to it; when it has completed, its id is printed;
+    what failed of it is restarted, with the partitions that are stored.
+    """
     if transferable not in _TRANSFERABLE:
         raise UsageError(f"expected --transferable to be true, false or until_started, got {transferable!r}")
     policy = TransferPolicy.parse(_TRANSFERABLE[transferable])
@@ -154,7 +158,9 @@ def drain(
 
 
 def purge(
-    older_than: Annotated[str, typer.Option("--older-than", help="Age since the end, such as 30d or 12h.")],
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Age since the end, with its unit: s, m, h, d or w, as in 30d.")
+    ],
     database_url: DatabaseUrl = "",
     schema: Schema = "",
     as_json: AsJson = False,

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from airflow_dbpartition.cli.options import LARGEST_ID, LARGEST_INT, AsJson, DatabaseUrl, Schema, open_repository
 from airflow_dbpartition.cli.output import print_json, print_rows
 from airflow_dbpartition.domain import ExecutionStatus, JobExecution, PartitionStatus
+from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.repository import JobRepository
 
 EXIT_WORK_FAILED = 3
@@ -100,12 +101,14 @@ def _show(repository: JobRepository, execution: JobExecution, *, as_json: bool) 
     counts = repository.reading.progress([execution.job_execution_id])[execution.job_execution_id].counts
     failures = repository.reading.failures(execution.job_execution_id)
     events = repository.reading.events(execution.job_execution_id, limit=50)
+    latest = repository.reading.latest_of_instance(execution.job_execution_id).job_execution_id
     data = {
         **_execution_row(execution, counts),
         "parameters_hash": execution.job_key,
         "node_group": execution.node_group,
         "manager": execution.manager,
         "settings": execution.settings.to_json(),
+        "restarted_as": None if latest == execution.job_execution_id else latest,
         "started": execution.start_time,
         "ended": execution.end_time,
         "deadline": execution.deadline,
@@ -124,7 +127,7 @@ def _show(repository: JobRepository, execution: JobExecution, *, as_json: bool) 
     if events:
         typer.echo("\nwhat was not the happy path:")
         for event in events:
-            what = f"{event.event:<10} {event.partition_key:<20} {last_line(event.message)}"
+            what = f"{event.event:<10} {event.partition_key:<20} {headline(event.message)}"
             typer.echo(f"  {event.seconds_ago:8.1f} s ago  {what}")
     for failure in failures:
         typer.echo(
@@ -183,14 +186,9 @@ def partitions(
                         "message": row.exit_message,
                     }
                     if as_json
-                    else {"message": last_line(row.exit_message)}
+                    else {"message": headline(row.exit_message)}
                 ),
             }
             for row in repository.reading.partitions(job_execution_id, statuses=statuses, limit=limit)
         ]
     print_rows(rows, as_json=as_json, empty="no such partitions")
-
-
-def last_line(text: str | None) -> str:
-    """Of a traceback, the error itself."""
-    return ((text or "").strip().splitlines() or [""])[-1]

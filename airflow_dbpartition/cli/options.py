@@ -52,7 +52,7 @@ RemoveAfter = Annotated[
 LARGEST_INT = 2**31 - 1
 LARGEST_ID = 2**63 - 1
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _LONGEST_DAYS = 36500  # further back than that a database's calendar may have no date
 
 
@@ -105,8 +105,8 @@ def open_repository(url: str, schema: str) -> Iterator[JobRepository]:
 
 
 def seconds(text: str, option: str) -> float:
-    """Read a duration: a number of seconds, or a number with s, m, h, d or w."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw]?)\s*", text)
+    """Read a duration: a number with s, m, h, d or w. Without a unit, somebody who means 30 days would get 30 s."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text)
     if match is None:
         raise UsageError(f"expected {option} to be a duration such as 90s, 12h or 30d, got {text!r}")
     found = float(match[1]) * _UNITS[match[2]]

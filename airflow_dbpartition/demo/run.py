@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -197,6 +198,8 @@ def _say_how_to_look_further(stage: Stage, console: Console, *, keep: bool) -> N
         console.print("  it ends with the demo; `make demo KEEP=1` leaves everything running")
         return
     console.print(f"  look further:\n    export DBPARTITION_DATABASE_URL={stage.url}")
+    if shutil.which("dbpartition") is None:
+        console.print(f"    export PATH={Path(sys.executable).parent}:$PATH")
     console.print("    dbpartition nodes; dbpartition jobs; dbpartition job 1; dbpartition partitions 1")
     console.print(f'    psql "{stage.url.replace("+psycopg2", "")}" -c "TABLE batch_job_progress"')
     console.print("  Ctrl-C stops everything and cleans up")

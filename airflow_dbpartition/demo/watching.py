@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from airflow_dbpartition.domain import PartitionStatus
+from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.reading import EventRow
 
@@ -131,5 +132,4 @@ def _nodes_table(picture: Picture) -> Table:
 
 
 def _words(event: EventRow) -> str:
-    last = ((event.message or "").strip().splitlines() or [""])[-1]
-    return f"{event.event}: {event.partition_key}: {last}"
+    return f"{event.event}: {event.partition_key}: {headline(event.message)}"

@@ -115,6 +115,25 @@ class Claims:
 
         return self._transactions.run(work)
 
+    def waiting_for_others(self, *, node_group: str, steps: Iterable[str]) -> list[str]:
+        """Other steps than these, for which nobody's partitions of the group are PENDING."""
+
+        def work(connection: Connection) -> list[str]:
+            p = self._tables.partitions.c
+            query = (
+                select(p.step_name)
+                .distinct()
+                .where(
+                    p.status == PartitionStatus.PENDING.value,
+                    p.assigned_node.is_(None),
+                    p.node_group == node_group,
+                    p.step_name.not_in(sorted(steps)),
+                )
+            )
+            return sorted(connection.execute(query).scalars())
+
+        return self._transactions.run(work)
+
     def mark_started(self, job_execution_id: int) -> None:
         """STARTING → STARTED at the first claim; apart from it, since executions are locked before partitions."""
 

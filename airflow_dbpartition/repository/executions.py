@@ -33,6 +33,7 @@ from airflow_dbpartition.errors import (
     OwnershipLostError,
     WaitTimeoutError,
 )
+from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.repository.moves import move, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import DONE_CHANNEL, WORK_CHANNEL, Tables
@@ -167,9 +168,9 @@ class Executions:
             if status.is_active:
                 return self._attach_to(connection, old, owner_token, manager)
             if status is ExecutionStatus.COMPLETED:
-                raise JobAlreadyCompleteError(f"job execution {old.job_execution_id} is COMPLETED: nothing to restart")
+                raise JobAlreadyCompleteError(f"{_called(job_execution_id, old)} is COMPLETED: nothing to restart")
             if status is ExecutionStatus.ABANDONED:
-                raise JobAbandonedError(f"job execution {old.job_execution_id} was abandoned: it is never restarted")
+                raise JobAbandonedError(f"{_called(job_execution_id, old)} was abandoned: it is never restarted")
             if not include_lost:
                 self._refuse_lost(connection, old.job_execution_id)
             deadline: Any = None if timeout_s is None else db_later(timeout_s)
@@ -588,12 +589,18 @@ class Executions:
             )
             lines = [f"{failed} of {row.partition_count} partitions failed"]
             for failure in connection.execute(query):
-                last = (failure.exit_message or "").strip().splitlines() or ["no message"]
-                lines.append(f"{failure.partition_key} on {failure.assigned_node}: {last[-1]}")
+                said = headline(failure.exit_message) or "no message"
+                lines.append(f"{failure.partition_key} on {failure.assigned_node}: {said}")
             return ExecutionStatus.FAILED, storable_text("\n".join(lines))
         if stopped:
             return ExecutionStatus.STOPPED, row.exit_message
         return ExecutionStatus.COMPLETED, None
+
+
+def _called(job_execution_id: int, latest: Row[Any]) -> str:
+    if latest.job_execution_id == job_execution_id:
+        return f"job execution {job_execution_id}"
+    return f"job execution {job_execution_id} was restarted as {latest.job_execution_id}, which"
 
 
 def _new_id(result: CursorResult[Any]) -> int:

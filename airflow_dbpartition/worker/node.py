@@ -319,6 +319,7 @@ class Worker:
     def _drained(self) -> bool:
         if self._config.drain and self._drain_since is None and self._nothing_left():
             log.info("no work is left", node_id=self.node_id)
+            self._warn_of_unknown_steps()
             self._begin_drain("no work is left", grace_s=0.0)
         if self._drain_since is None:
             return False
@@ -331,6 +332,18 @@ class Worker:
                 self._ask_to_end(key, patience_s=_INTERRUPT_PATIENCE_S)
         # Threads cannot be killed: what has not ended by now is left to the fence.
         return self._interrupted_at is not None and now > self._interrupted_at + _INTERRUPT_PATIENCE_S + _FINAL_FLUSH_S
+
+    def _warn_of_unknown_steps(self) -> None:
+        with self._tolerating("looking for work of other steps"):
+            group = self._config.node_group
+            others = self._repository.claims.waiting_for_others(node_group=group, steps=self.steps)
+            if others:
+                log.warning(
+                    "partitions wait for steps that this worker does not know: another worker's work, or a wrong name",
+                    node_id=self.node_id,
+                    node_group=group,
+                    steps=others,
+                )
 
     def _nothing_left(self) -> bool:
         if self._running or not self._settling.is_idle:

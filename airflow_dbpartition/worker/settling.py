@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from airflow_dbpartition.dialects import is_refused
 from airflow_dbpartition.domain import Claim, TransferPolicy
 from airflow_dbpartition.errors import ClaimLostError, DbPartitionError
+from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.worker.metrics import Metrics
@@ -48,6 +49,7 @@ class _Pending:
     what: str
     write: Callable[[], None]
     failed: bool
+    why: str | None = None
     tries: int = 0
     not_before: float = field(default_factory=time.monotonic)
 
@@ -115,21 +117,36 @@ class Settling:
             self.give_back(claim, why=outcome.message, started=outcome.kind == INTERRUPTED)
         elif claim.retries_left > 0:
             delay_s = backoff_s(claim)
-            self._enqueue(claim, "retried", lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s))
+            self._enqueue(
+                claim,
+                "retried",
+                lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s),
+                why=outcome.message,
+            )
         else:
-            self._enqueue(claim, "failed", lambda: settlements.fail(claim, message=outcome.message), failed=True)
+            self._enqueue(
+                claim,
+                "failed",
+                lambda: settlements.fail(claim, message=outcome.message),
+                failed=True,
+                why=outcome.message,
+            )
 
     def give_back(self, claim: Claim, *, why: str, started: bool) -> None:
         """Release what never started or may run twice; fail what may have run and may not run again."""
         settlements = self._repository.settlements
         if started and claim.transfer_policy is not TransferPolicy.ALWAYS:
             message = f"interrupted while it ran ({why}); not transferable, so not run again"
-            self._enqueue(claim, "failed", lambda: settlements.fail(claim, message=message, lost=True), failed=True)
+            self._enqueue(
+                claim, "failed", lambda: settlements.fail(claim, message=message, lost=True), failed=True, why=message
+            )
         else:
             self._enqueue(claim, "released", lambda: settlements.release(claim, message=why))
 
-    def _enqueue(self, claim: Claim, what: str, write: Callable[[], None], *, failed: bool = False) -> None:
-        self._pending.append(_Pending(claim, what, write, failed))
+    def _enqueue(
+        self, claim: Claim, what: str, write: Callable[[], None], *, failed: bool = False, why: str | None = None
+    ) -> None:
+        self._pending.append(_Pending(claim, what, write, failed, why))
 
     def flush(self) -> None:
         """Write what is due. Never raises: what the database does not answer is kept."""
@@ -166,7 +183,8 @@ class Settling:
         self.any_failed = self.any_failed or pending.failed
         self._metrics.settled.labels(pending.what).inc()
         level = log.warning if pending.what in ("failed", "retried") else log.info
-        level(f"partition {pending.what}", **ids_of(pending.claim))
+        why = {} if pending.why is None else {"error": headline(pending.why)}
+        level(f"partition {pending.what}", **ids_of(pending.claim), **why)
         self._written[(pending.claim.step_execution_id, pending.claim.version)] = time.monotonic()
         execution_id = pending.claim.job_execution_id
         self._executions_to_end[execution_id] = self._executions_to_end.get(execution_id, False) or pending.failed
