@@ -40,11 +40,11 @@ T = TypeVar("T")
 def wait_until(
     look: Callable[[], T | None], what: str, *, timeout_s: float = PATIENCE_S, logs: Sequence[Path] = ()
 ) -> T:
-    """Return the first answer that is neither None nor False."""
+    """Return the first answer that is neither None, nor False, nor an empty list."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = look()
-        if found is not None and found is not False:
+        if found is not None and found is not False and found != []:
             return found
         if time.monotonic() > deadline:
             tails = "\n".join(f"{path.name}:\n{log_tail(path)}" for path in logs)

@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.worker.processes import QUICK, STEPS, Fleet, Note, wait_until
 from tests.worker.proxy import Proxy
 
@@ -47,34 +49,71 @@ def test_what_waits_when_its_claim_is_lost_never_begins(postgres_fleet: Fleet) -
     assert len(begun_by(postgres_fleet, "first")) == 2
 
 
-def test_what_waits_when_the_database_is_lost_does_not_begin(postgres_fleet: Fleet) -> None:
+def test_what_waits_when_the_database_is_lost_does_not_begin(postgres_fleet: Fleet, tmp_path: Path) -> None:
+    module, imported = tmp_path / "steps_that_tell.py", tmp_path / "imported"
+    telling = f"\nwith Path({str(imported)!r}).open('a') as file:\n    file.write('once\\n')\n"
+    module.write_text(STEPS.read_text() + telling)
     with Proxy(postgres_fleet.database.url) as proxy:
-        lonely = postgres_fleet.start("lonely", url=proxy.url, timings=QUICK, prefetch=1)
+        lonely = postgres_fleet.start("lonely", imports=module, url=proxy.url, timings=QUICK, prefetch=1)
         job, gate = postgres_fleet.gated(2, polite=False, transferable=True)
         job.wait_for_counts(CLAIMED=2)
-        (child,) = [postgres_fleet.wait_for_note("begun").pid]
+        postgres_fleet.wait_for_note("begun")
         postgres_fleet.start("heir", timings=QUICK, concurrency=2)
         proxy.cut()
 
         wait_until(lambda: len(begun_by(postgres_fleet, "heir")) == 2, "both have moved", logs=postgres_fleet.log_paths)
-        wait_until(lambda: lonely.children() not in ([], [child]), "the lonely one has another child")
+        wait_until(lambda: imported.read_text().count("once") == 2, "the lonely one has another child that is ready")
+        proxy.restore()
+        (new_life,) = wait_until(lambda: lonely.views(include_removed=False), "the lonely one is back")
+        assert postgres_fleet.submit(to=new_life.node_id, transferable=False).ends() == "COMPLETED"
         gate.touch()
         assert job.ends() == "COMPLETED"
-        assert len(begun_by(postgres_fleet, "lonely")) == 1
+    begun = [note.node_id for note in begun_by(postgres_fleet, "lonely")]
+    assert len([node_id for node_id in begun if node_id != new_life.node_id]) == 1
 
 
-def test_a_worker_whose_children_cannot_start_leaves_the_work_to_others(postgres_fleet: Fleet, tmp_path: Path) -> None:
+@pytest.fixture
+def changing(tmp_path: Path) -> Path:
+    """A module of steps that a deployment breaks."""
     module = tmp_path / "steps_that_change.py"
     module.write_text(STEPS.read_text())
-    broken = postgres_fleet.start("broken", imports=module)
-    (child,) = wait_until(broken.children, "it has a child")
-    module.write_text("import a_library_that_is_not_here\n")
-    os.kill(child, signal.SIGKILL)
-    broken.says("a child process cannot import the steps")
-    job = postgres_fleet.submit(2)
-    postgres_fleet.start("well")
+    return module
 
+
+BROKEN = "import a_library_that_is_not_here\n"
+NO_IMPORT = "a child process cannot import the steps"
+
+
+def test_a_worker_whose_children_cannot_start_leaves_the_work_to_others(postgres_fleet: Fleet, changing: Path) -> None:
+    broken = postgres_fleet.start("broken", imports=changing)
+    (child,) = wait_until(broken.children, "it has a child")
+    changing.write_text(BROKEN)
+    os.kill(child, signal.SIGKILL)
+    broken.says(NO_IMPORT)
+    job = postgres_fleet.submit(2)
+    broken.says(NO_IMPORT, times=broken.log.count(NO_IMPORT) + 2)  # it could have looked for work many times
+    assert job.counts() == {"PENDING": 2}
+    assert job.events() == []
+
+    postgres_fleet.start("well")
     assert job.ends() == "COMPLETED"
     assert {row.result["node"].split("-")[0] for row in job.partitions().values()} == {"well"}
-    module.write_text(STEPS.read_text())
+    changing.write_text(STEPS.read_text())
     assert postgres_fleet.submit(to=broken.node_id, transferable=False).ends() == "COMPLETED"
+
+
+def test_what_waits_for_a_child_that_cannot_start_is_given_back(postgres_fleet: Fleet, changing: Path) -> None:
+    broken = postgres_fleet.start("broken", imports=changing, prefetch=1)
+    job, gate = postgres_fleet.gated(2, polite=False)
+    job.wait_for_counts(CLAIMED=2)
+    begun = postgres_fleet.wait_for_note("begun")
+    changing.write_text(BROKEN)
+    os.kill(begun.pid, signal.SIGKILL)
+    broken.says(NO_IMPORT)
+    postgres_fleet.start("well")
+    gate.touch()
+
+    assert job.ends() == "FAILED"
+    assert job.counts() == {"FAILED": 1, "COMPLETED": 1}
+    (other,) = [row for key, row in job.partitions().items() if key != begun.partition_key]
+    assert (other.result["node"].split("-")[0], other.attempt) == ("well", 1)
