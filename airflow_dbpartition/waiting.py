@@ -193,6 +193,6 @@ def _unsuccessful(repository: JobRepository, execution: JobExecution, progress: 
 def _failure_line(failure: Failure) -> str:
     tail = "\n".join(essence(failure.message, lines=TAIL_LINES) or ["no message"])
     if len(tail) > TAIL_CHARS:
-        tail = tail[:TAIL_CHARS] + "…"
+        tail = f"{tail[: TAIL_CHARS // 4]} … {tail[-3 * TAIL_CHARS // 4 :]}"
     indented = tail.replace("\n", "\n      ")
     return f"  {failure.partition_key} on {failure.node_id} (attempt {failure.attempt}): {indented}"

@@ -88,7 +88,8 @@ def test_a_failure_names_the_first_ten_partitions_with_node_attempt_and_the_end_
     assert found.message.count("ValueError: bad row") == 10
     assert "  p0 on a (attempt 1): " in found.message
     assert "p10" not in found.message
-    assert lines[-1] == "  and 2 more"
+    assert lines[-2] == "  and 2 more"
+    assert f"`dbpartition job {launched.job_execution_id}`" in lines[-1], "the next act"
 
 
 def test_the_end_of_a_very_long_error_is_kept_short(repository: JobRepository) -> None:
