@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -67,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
-    except BrokenPipeError:  # `dbpartition jobs | head`
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit):  # `dbpartition jobs | head`; typer may make an exit of it
+        # What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
