@@ -55,7 +55,7 @@ from airflow_dbpartition.repository import JobRepository, NewExecution
 from tests.databases import NAMES, NotAtHandError, Servers
 from tests.scenarios import STEP, add_node, claim, silence, to_nobody
 
-EXAMPLES = int(os.environ.get("DBPARTITION_TEST_ROUNDS", "15"))
+EXAMPLES = round(15 * float(os.environ.get("DBPARTITION_TEST_ROUNDS", "1")))
 STEPS = 50
 TIMINGS = Timings(heartbeat_s=3, unreachable_after_s=10, remove_after_s=30)
 DEAD_FOR_S = 45.0

@@ -42,6 +42,7 @@ def _is_judged_rightly(fleet: Fleet, ledgers: Ledgers) -> None:
     assert ledgers.verdict([job.id, lost.id]).faults == []
 
 
+@pytest.mark.resilience_long
 def test_nodes_in_other_time_zones_judge_one_another_rightly(own_fleet: Fleet, ledgers: Ledgers) -> None:
     with own_fleet.repository.engine.begin() as connection:
         connection.execute(text("ALTER ROLE postgres SET TimeZone = 'Australia/Lord_Howe'"))
@@ -55,7 +56,8 @@ def test_nodes_in_other_time_zones_judge_one_another_rightly(own_fleet: Fleet, l
             connection.execute(text("ALTER ROLE postgres RESET TimeZone"))
 
 
-@pytest.mark.parametrize("offset", ["+1h", pytest.param("-30m", marks=pytest.mark.resilience_long)])
+@pytest.mark.resilience_long
+@pytest.mark.parametrize("offset", ["+1h", "-30m"])
 def test_a_node_whose_clock_is_far_off_judges_and_is_judged_rightly(
     own_fleet: Fleet, ledgers: Ledgers, offset: str
 ) -> None:

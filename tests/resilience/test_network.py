@@ -29,6 +29,7 @@ TIMINGS = Timings(
 PATIENT = JobSettings(partition_retries=100, retry_delay_s=0.05, retry_max_delay_s=0.2, max_node_losses=100)
 
 
+@pytest.mark.resilience_long
 @pytest.mark.timeout(150)
 def test_a_fleet_behind_bad_networks_loses_nothing_and_does_nothing_twice(own_fleet: Fleet, ledgers: Ledgers) -> None:
     seed = new_seed()
@@ -76,6 +77,7 @@ def test_a_fleet_behind_bad_networks_loses_nothing_and_does_nothing_twice(own_fl
         assert row.entry_key in entered or row.status == PartitionStatus.FAILED
 
 
+@pytest.mark.resilience_long
 def test_200_ms_of_latency_evict_nobody_and_lose_nothing(own_fleet: Fleet, ledgers: Ledgers) -> None:
     # With the default thresholds: a heartbeat is some six round trips, and has half of unreachable_after for them.
     with WireProxy(own_fleet.database.url, latency_s=0.2) as proxy:

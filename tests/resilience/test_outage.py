@@ -68,6 +68,7 @@ def _outage(server: EmbeddedPostgres, fleet: Fleet, ledgers: Ledgers, *, timings
     assert len(failed) <= WORKERS * SLOTS
 
 
+@pytest.mark.resilience_long
 @pytest.mark.timeout(180)
 def test_a_database_that_dies_again_and_again_loses_nothing(
     own_server: EmbeddedPostgres, own_fleet: Fleet, ledgers: Ledgers
