@@ -14,8 +14,9 @@ help: ## Say what there is to make.
 demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed on the way (KEEP=1 leaves it running).
 	@$(BIN)/dbpartition demo $(if $(filter-out 0,$(KEEP)),--keep)
 
+# Most tests wait for processes and databases: two at a time take little more than half the time.
 test: lint types imports ## Everything: lint, types, import contracts, and all tests.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Ruff: rules and format.
 	$(BIN)/ruff check .
