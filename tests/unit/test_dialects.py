@@ -153,7 +153,9 @@ def test_on_postgresql_moments_keep_their_zone_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-@pytest.mark.parametrize("element", [db_now(), db_later(-5), age_s(db_now()), joined_texts(text("x"))], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "element", [db_now(), db_later(-5), age_s(db_now()), joined_texts(text("x"))], ids=lambda one: type(one).__name__
+)
 def test_the_clock_is_always_the_databases(dialect: Dialect, element: Any) -> None:
     sql = str(select(element).compile(dialect=dialect, compile_kwargs={"literal_binds": True})).lower()
     clocks = ("statement_timestamp()", "utc_timestamp(6)", "'now'")
