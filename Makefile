@@ -15,8 +15,9 @@ demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed
 	@$(BIN)/dbpartition demo $(if $(filter-out 0,$(KEEP)),--keep)
 
 # Most tests wait for processes and databases: two at a time take little more than half the time.
+test: override PYTEST_ARGS := --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 test: lint types imports ## Everything: lint, types, import contracts, and all tests.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Ruff: rules and format.
 	$(BIN)/ruff check .

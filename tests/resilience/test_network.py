@@ -8,6 +8,7 @@ import pwd
 import random
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,37 +107,38 @@ def test_without_listen_work_flows_by_polling(own_fleet: Fleet, ledgers: Ledgers
 
 
 @pytest.fixture
-def pooled_url(own_fleet: Fleet, tmp_path: Path, guard: Guard) -> Iterator[str]:
+def pooled_url(own_fleet: Fleet, guard: Guard) -> Iterator[str]:
     """The fleet's database behind PgBouncer in transaction mode."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
         pytest.skip("PgBouncer is not installed (on Debian: apt install pgbouncer)")
     url = make_url(own_fleet.database.url)
     port = free_port()
-    users = Path(tmp_path, "users.txt")
-    users.write_text(f'"{url.username}" ""\n')
-    settings = Path(tmp_path, "pgbouncer.ini")
-    settings.write_text(
-        f"[databases]\n{url.database} = host={url.host} port={url.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-        f"listen_port = {port}\nauth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
-        "default_pool_size = 4\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
-    )
-    identity = _unprivileged(tmp_path)
-    process = SessionProcess(
-        [program, str(settings)],
-        log_path=tmp_path / "pgbouncer.log",
-        environment={"PATH": "/usr/bin:/bin"},
-        cwd=Path("/"),
-        user_id=identity,
-        group_id=identity,
-    )
-    guard.add(process)
-    try:
-        wait_until(lambda: _answers(port), "PgBouncer answers", logs=[process.log_path])
-        yield url.set(port=port).render_as_string(hide_password=False)
-    finally:
-        process.kill()
-        guard.remove(process)
+    with tempfile.TemporaryDirectory() as place:  # of its own: no other user may enter pytest's directories
+        users = Path(place, "users.txt")
+        users.write_text(f'"{url.username}" ""\n')
+        settings = Path(place, "pgbouncer.ini")
+        settings.write_text(
+            f"[databases]\n{url.database} = host={url.host} port={url.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {port}\nauth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
+            "default_pool_size = 4\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
+        )
+        identity = _unprivileged(Path(place))
+        process = SessionProcess(
+            [program, str(settings)],
+            log_path=Path(place, "pgbouncer.log"),
+            environment={"PATH": "/usr/bin:/bin"},
+            cwd=Path("/"),
+            user_id=identity,
+            group_id=identity,
+        )
+        guard.add(process)
+        try:
+            wait_until(lambda: _answers(port), "PgBouncer answers", logs=[process.log_path])
+            yield url.set(port=port).render_as_string(hide_password=False)
+        finally:
+            process.kill()
+            guard.remove(process)
 
 
 def test_behind_a_pooler_in_transaction_mode_work_still_flows(
@@ -159,9 +161,6 @@ def _unprivileged(directory: Path) -> int | None:
     """PgBouncer refuses to be root: whom to run it as, who can then read the directory."""
     if os.geteuid() != 0:
         return None
-    for place in (directory, *directory.parents):
-        if place.owner() == "root" and place.stat().st_mode & 0o005 != 0o005 and place.name.startswith("pytest"):
-            place.chmod(0o755)
     directory.chmod(0o755)
     return pwd.getpwnam("nobody").pw_uid
 
