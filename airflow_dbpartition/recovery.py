@@ -15,6 +15,7 @@ from airflow_dbpartition.domain import ExecutionStatus, JobSettings, NodeView, P
 from airflow_dbpartition.errors import DbPartitionError
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.losses import Rehomed
+from airflow_dbpartition.repository.sessions import Presence, number_of
 
 
 class Continuity:
@@ -58,10 +59,36 @@ class Continuity:
         return self._until is not None and now - self._since >= self._timings.remove_after_s
 
 
+class Vanished:
+    """Whose session has ended since the last look, as far as a process that keeps its own session can tell.
+
+    When the server restarts, or fails over, all sessions end, and the first one back would suspect all others. So
+    two looks are compared only by a node whose own session is the same one in both.
+    """
+
+    def __init__(self) -> None:
+        self._own: int | None = None
+        self._before: set[int] = set()
+
+    def look(self, presence: Presence | None, node_id: str) -> set[int]:
+        """Numbers of nodes that were there at the last look and are not now.
+
+        Args:
+            presence: who is there.
+            node_id: who looks.
+        """
+        process_ids = {} if presence is None else presence.process_ids
+        own = process_ids.get(number_of(node_id))
+        before = self._before if own is not None and own == self._own else set()
+        self._own, self._before = own, set(process_ids)
+        return before - self._before
+
+
 @dataclass
 class SweepReport:
-    """What one sweep did."""
+    """What one sweep did; `vanished` are those of the unreachable that were not silent yet."""
 
+    vanished: list[str] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     rehomed: list[tuple[str, Rehomed]] = field(default_factory=list)
@@ -97,17 +124,23 @@ class Recovery:
     def __init__(self, repository: JobRepository, timings: Timings) -> None:
         self._repository = repository
         self._timings = timings
+        self._vanished = Vanished()
 
-    def sweep(self, *, may_judge: bool, until: datetime | None = None, deep: bool = False) -> SweepReport:
+    def sweep(
+        self, *, may_judge: bool, until: datetime | None = None, observer: str | None = None, deep: bool = False
+    ) -> SweepReport:
         """Suspect and remove silent nodes, give away what they held, end what is over.
 
         Args:
             may_judge: from `Continuity`; False = only finish what others have judged.
             until: from `Continuity`; whoever judges later by the database's clock does not. None = no limit.
+            observer: the node that sweeps, which also suspects nodes whose sessions have ended; None = no node does.
             deep: also look for owners that have no row at all, which reads every live partition.
         """
         report = SweepReport()
         losses = self._repository.losses
+        if observer is not None:
+            report.vanished = self._suspect_vanished(observer)
         if may_judge:
             report.unreachable = losses.suspect(silent_for_s=self._timings.unreachable_after_s, until=until)
             report.removed = losses.remove_silent(silent_for_s=self._timings.remove_after_s, until=until)
@@ -130,6 +163,14 @@ class Recovery:
                     report.finalised[job_execution_id] = status
         troubles.speak()
         return report
+
+    def _suspect_vanished(self, observer: str) -> list[str]:
+        presence = self._repository.sessions.present()
+        numbers = self._vanished.look(presence, observer)
+        if presence is None or not numbers:
+            return []
+        gone = [node.node_id for node in self._repository.nodes.all() if number_of(node.node_id) in numbers]
+        return self._repository.losses.suspect_vanished(gone, seen=presence.seen)
 
     def rehome(self, node_id: str, *, why: str) -> list[Rehomed]:
         """Give away everything that a removed node still holds, and finalise what that ends."""

@@ -13,7 +13,7 @@ def hold(ctx: PartitionContext) -> None:
     """Say when user code was entered, then hold on until asked to stop."""
     trace = Path(ctx.context["trace"])
     with trace.open("a") as file:
-        file.write(f"{ctx.partition_key} {ctx.attempt} {ctx.node_id} {time.time()}\n")
+        file.write(f"{ctx.context['job']} {ctx.node_id} {time.time()}\n")
     while True:
         ctx.raise_if_stopping()
         time.sleep(0.05)

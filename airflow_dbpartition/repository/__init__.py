@@ -12,6 +12,7 @@ from airflow_dbpartition.repository.losses import Losses
 from airflow_dbpartition.repository.nodes import HeartbeatReply, Nodes
 from airflow_dbpartition.repository.reading import Reading
 from airflow_dbpartition.repository.retention import Retention
+from airflow_dbpartition.repository.sessions import Sessions
 from airflow_dbpartition.repository.settlements import Settlements
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import build_tables
@@ -40,6 +41,7 @@ class JobRepository:
         self.losses = Losses(self.tables, self.transactions)
         self.reading = Reading(self.tables, self.transactions)
         self.retention = Retention(self.tables, self.transactions)
+        self.sessions = Sessions(self.transactions)
 
     @classmethod
     def connect(cls, config: DatabaseConfig, *, deadline_s: float = 600.0) -> JobRepository:

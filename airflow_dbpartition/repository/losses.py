@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import and_, exists, or_, select, union, update
+from sqlalchemy import ColumnElement, and_, exists, or_, select, union, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now
@@ -53,7 +53,18 @@ class Losses:
         Args:
             until: past this moment of the database's clock nobody is marked; None = no limit.
         """
-        return self._mark((NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, silent_for_s, until)
+        return self._mark((NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, self._is_silent(silent_for_s), until)
+
+    def suspect_vanished(self, node_ids: Sequence[str], *, seen: datetime) -> list[str]:
+        """ACTIVE and not heard since → UNREACHABLE; returns the ids.
+
+        Args:
+            node_ids: whose sessions had ended.
+            seen: when that was seen, by the database's clock.
+        """
+        n = self._tables.nodes.c
+        unheard = n.node_id.in_(node_ids) & (n.last_heartbeat < seen)
+        return self._mark((NodeStatus.ACTIVE,), NodeStatus.UNREACHABLE, unheard, None)
 
     def remove_silent(self, *, silent_for_s: float, until: datetime | None = None) -> list[str]:
         """Silent for too long → REMOVED; returns the ids. Their work is found by `nodes_with_orphans`.
@@ -62,7 +73,10 @@ class Losses:
             until: as for `suspect`.
         """
         living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
-        return self._mark(living, NodeStatus.REMOVED, silent_for_s, until)
+        return self._mark(living, NodeStatus.REMOVED, self._is_silent(silent_for_s), until)
+
+    def _is_silent(self, silent_for_s: float) -> ColumnElement[bool]:
+        return self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s)
 
     def deregister(self, node_id: str) -> None:
         """A node leaves by itself; a heartbeat or claim of its own that is still under way is waited for."""
@@ -78,13 +92,15 @@ class Losses:
         self._transactions.run(work)
 
     def _mark(
-        self, sources: tuple[NodeStatus, ...], target: NodeStatus, silent_for_s: float, until: datetime | None
+        self,
+        sources: tuple[NodeStatus, ...],
+        target: NodeStatus,
+        which: ColumnElement[bool],
+        until: datetime | None,
     ) -> list[str]:
         def work(connection: Connection) -> list[str]:
             n = self._tables.nodes.c
-            condition = and_(
-                n.status.in_([status.value for status in sources]), n.last_heartbeat < db_later(-silent_for_s)
-            )
+            condition = and_(n.status.in_([status.value for status in sources]), which)
             if until is not None:
                 condition = and_(condition, db_now() <= until)
             # Locked first and judged again by the UPDATE: a heartbeat that came between saves the node.

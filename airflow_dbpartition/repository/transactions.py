@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, NoResultFound, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -37,6 +37,15 @@ class Transactions:
         self.engine = engine
         self._tries = tries
         self._deadline_s = deadline_s
+        # Before its first transaction the driver, SQLAlchemy and our own listeners talk on a new connection.
+        event.listen(engine, "connect", self._connecting, insert=True)
+        event.listen(engine, "checkout", self._connected)
+
+    def _connecting(self, driver_connection: Any, _record: object) -> None:
+        WATCHDOG.begin(driver_connection, self._deadline_s)
+
+    def _connected(self, driver_connection: Any, _record: object, _proxy: object) -> None:
+        WATCHDOG.end(driver_connection)
 
     def run(self, work: Callable[[Connection], T], *, repeatable: bool = True, conflicts: bool = False) -> T:
         """Run `work` in one transaction and commit it.

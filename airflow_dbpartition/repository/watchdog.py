@@ -28,22 +28,27 @@ class Watchdog:
     @contextlib.contextmanager
     def watch(self, driver_connection: Any, seconds: float) -> Iterator[None]:
         """Cut `driver_connection` if the block takes longer than `seconds`; only drivers that tell their socket."""
-        if not hasattr(driver_connection, "fileno"):
+        self.begin(driver_connection, seconds)
+        try:
             yield
+        finally:
+            self.end(driver_connection)
+
+    def begin(self, driver_connection: Any, seconds: float) -> None:
+        """Watch from now on, unless `end` comes within `seconds`; a watch that has begun already begins anew."""
+        if not hasattr(driver_connection, "fileno"):
             return
-        token = id(driver_connection)
         with self._lock:
-            self._watched[token] = (time.monotonic() + seconds, driver_connection)
+            self._watched[id(driver_connection)] = (time.monotonic() + seconds, driver_connection)
             if self._thread is None or not self._thread.is_alive():  # a fork leaves no thread behind
                 self._thread = threading.Thread(target=self._run, name="dbpartition-watchdog", daemon=True)
                 self._thread.start()
             elif len(self._watched) == 1:
                 self._wake.notify()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._watched.pop(token, None)
+
+    def end(self, driver_connection: Any) -> None:
+        with self._lock:
+            self._watched.pop(id(driver_connection), None)
 
     def _run(self) -> None:
         while True:

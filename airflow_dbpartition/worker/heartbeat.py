@@ -8,7 +8,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -19,7 +19,7 @@ from sqlalchemy import event
 from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.errors import DbPartitionError
 from airflow_dbpartition.recovery import Continuity
-from airflow_dbpartition.repository import HeartbeatReply, JobRepository
+from airflow_dbpartition.repository import HeartbeatReply, JobRepository, sessions
 from airflow_dbpartition.repository.executions import STOP_PAYLOAD
 from airflow_dbpartition.schema import WORK_CHANNEL
 from airflow_dbpartition.worker.lifeline import Lifeline
@@ -35,6 +35,17 @@ class Beat:
     sent: float
     answered: float
     reply: HeartbeatReply
+
+
+@contextlib.contextmanager
+def _autocommit(driver_connection: Any) -> Iterator[None]:
+    """What is said in the block belongs to the session, and to no transaction."""
+    before = driver_connection.autocommit
+    driver_connection.autocommit = True
+    try:
+        yield
+    finally:
+        driver_connection.autocommit = before
 
 
 class Heartbeat:
@@ -77,6 +88,7 @@ class Heartbeat:
         )
         self._listening = listen and self._repository.engine.dialect.name == "postgresql"
         self._raw: Any = None
+        self._present_as: str | None = None  # None: not tried yet in this session, or not to be had
         if self._listening:
             event.listen(self._repository.engine, "connect", self._on_connect)
         self.continuity = Continuity(timings)
@@ -128,6 +140,11 @@ class Heartbeat:
     def is_listening(self) -> bool:
         return self._listening and self._raw is not None
 
+    @property
+    def is_present(self) -> bool:
+        """Whether the end of this node's session would be seen by others."""
+        return self._raw is not None and self._present_as == self._node_id
+
     def close(self) -> None:
         self._stop.set()
         self.beat_now()
@@ -143,6 +160,8 @@ class Heartbeat:
             self._beat_now.clear()
             sent = time.monotonic()
             node_id = self._node_id  # the node may get another one while this is under way
+            if self._present_as not in (None, node_id):
+                self._reconnect()
             try:
                 reply = self._repository.nodes.heartbeat(
                     node_id,
@@ -175,13 +194,17 @@ class Heartbeat:
     def _on_connect(self, driver_connection: Any, _record: object) -> None:
         """Every new connection of ours listens; the session setting survives the pool's rollback."""
         with contextlib.suppress(Exception):  # a pooler may refuse: then polling alone does it
-            autocommit = driver_connection.autocommit
-            driver_connection.autocommit = True
-            with driver_connection.cursor() as cursor:
-                cursor.execute(f"LISTEN {WORK_CHANNEL}")
-            driver_connection.autocommit = autocommit
+            with _autocommit(driver_connection):
+                with driver_connection.cursor() as cursor:
+                    cursor.execute(f"LISTEN {WORK_CHANNEL}")
+                self._present_as = self._node_id if sessions.show(driver_connection, self._node_id) else None
             self._raw = driver_connection
             self._look_for_work()  # what was said while nobody listened is said to nobody
+
+    def _reconnect(self) -> None:
+        """The session shows another name than the node has by now."""
+        self._raw = self._present_as = None
+        self._repository.engine.dispose()
 
     def _listen_until(self, moment: float) -> None:
         """Sleep until the next beat, waking the main thread for each notification on the way."""

@@ -284,7 +284,7 @@ class Worker:
         now = time.monotonic()
         moments = [now + _LONGEST_WAIT_S, self._next_slot()]
         if self._wants_work():
-            moments.append(self._claim_at)
+            moments.append(min(self._claim_at, self._settling.next_retry))
         if not self._settling.is_idle:
             moments.append(now + 0.25)
         for running in self._running.values():
@@ -504,6 +504,8 @@ class Worker:
             self._heartbeat.notified.clear()
             self._claim_at = 0.0
         now = time.monotonic()
+        if self._settling.take_due_retries(now):
+            self._claim_at = 0.0
         if not self._wants_work() or now < self._claim_at:
             return False
         try:
@@ -565,11 +567,14 @@ class Worker:
             report = self._recovery.sweep(
                 may_judge=self._heartbeat.continuity.may_judge,
                 until=self._heartbeat.continuity.until,
+                observer=self.node_id if self._heartbeat.is_present else None,
                 deep=self._sweeps % _DEEP_SWEEP_EVERY == 0,
             )
             self._log_sweep(report)
 
     def _log_sweep(self, report: SweepReport) -> None:
+        for node_id in report.vanished:
+            log.warning("node is unreachable: its session has ended", lost_node=node_id)
         for node_id in report.unreachable:
             log.warning("node is unreachable", lost_node=node_id)
         for node_id in report.removed:

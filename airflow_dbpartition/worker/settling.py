@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class _Pending:
     write: Callable[[], None]
     failed: bool
     why: str | None = None
+    retry_after_s: float | None = None
     tries: int = 0
     not_before: float = field(default_factory=time.monotonic)
 
@@ -74,6 +76,7 @@ class Settling:
         self._pending: list[_Pending] = []
         self._executions_to_end: dict[int, bool] = {}  # and whether one of its partitions failed
         self._written: dict[tuple[int, int], float] = {}
+        self._retries_due: list[float] = []  # moments of the monotonic clock; a heap
         self.any_failed = False
 
     @property
@@ -91,6 +94,19 @@ class Settling:
         """Whether that claim was settled after a moment of the monotonic clock; earlier settles are forgotten."""
         self._written = {key: when for key, when in self._written.items() if when >= moment}
         return (step_execution_id, version) in self._written
+
+    @property
+    def next_retry(self) -> float:
+        """The moment of the monotonic clock at which the next attempt after a failed one is due; inf = none waits."""
+        return self._retries_due[0] if self._retries_due else float("inf")
+
+    def take_due_retries(self, now: float) -> bool:
+        """Whether any attempt has become due since this was last asked."""
+        due = False
+        while self.next_retry <= now:
+            heapq.heappop(self._retries_due)
+            due = True
+        return due
 
     def forget_all(self) -> None:
         """The node was removed: every one of its claims is gone."""
@@ -122,6 +138,7 @@ class Settling:
                 "retried",
                 lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s),
                 why=outcome.message,
+                retry_after_s=delay_s,
             )
         else:
             self._enqueue(
@@ -144,9 +161,16 @@ class Settling:
             self._enqueue(claim, "released", lambda: settlements.release(claim, message=why))
 
     def _enqueue(
-        self, claim: Claim, what: str, write: Callable[[], None], *, failed: bool = False, why: str | None = None
+        self,
+        claim: Claim,
+        what: str,
+        write: Callable[[], None],
+        *,
+        failed: bool = False,
+        why: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
-        self._pending.append(_Pending(claim, what, write, failed, why))
+        self._pending.append(_Pending(claim, what, write, failed, why, retry_after_s))
 
     def flush(self) -> None:
         """Write what is due. Never raises: what the database does not answer is kept."""
@@ -186,6 +210,8 @@ class Settling:
         why = {} if pending.why is None else {"error": headline(pending.why)}
         level(f"partition {pending.what}", **ids_of(pending.claim), **why)
         self._written[(pending.claim.step_execution_id, pending.claim.version)] = time.monotonic()
+        if pending.retry_after_s is not None:
+            heapq.heappush(self._retries_due, time.monotonic() + pending.retry_after_s)
         execution_id = pending.claim.job_execution_id
         self._executions_to_end[execution_id] = self._executions_to_end.get(execution_id, False) or pending.failed
 

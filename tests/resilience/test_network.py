@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from airflow_dbpartition.config import Timings
+from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.demo.processes import Guard, SessionProcess, free_port
 from airflow_dbpartition.domain import JobSettings, PartitionStatus, TransferPolicy
+from airflow_dbpartition.errors import DatabaseError
+from airflow_dbpartition.repository import JobRepository
 from tests.resilience.chaos import let_time_pass, new_seed
 from tests.resilience.ledgers import STEP, STEPS, Ledgers
 from tests.resilience.wire import Moment, WireProxy
@@ -169,3 +171,13 @@ def _answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
+
+
+def test_a_network_that_goes_silent_just_after_the_login_is_given_up(own_repository: JobRepository) -> None:
+    with WireProxy(own_repository.engine.url.render_as_string(hide_password=False), mute=True) as proxy:
+        repository = JobRepository.connect(DatabaseConfig(url=proxy.url), deadline_s=1.0)
+        begun = time.monotonic()
+        with pytest.raises(DatabaseError):
+            repository.nodes.all()
+        assert time.monotonic() - begun < 30.0, "six tries of a second, and the pauses between them"
+        repository.close()

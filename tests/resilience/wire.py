@@ -11,6 +11,7 @@ from tests.worker.proxy import _CHUNK, Proxy, _Link
 
 _COMMITTED = b"COMMIT\0"  # the tag of CommandComplete, as it is the text of the query
 _ROLLED_BACK = b"ROLLBACK\0"
+_READY = b"Z\0\0\0\5I"  # ReadyForQuery, outside a transaction: the login is over when it is first said
 
 
 class Moment(Enum):
@@ -31,11 +32,13 @@ class WireProxy(Proxy):
     Args:
         url: of a PostgreSQL database, by TCP.
         latency_s: how long an answer takes.
+        mute: after the login, nothing that the server says is passed on.
     """
 
-    def __init__(self, url: str, *, latency_s: float = 0.0) -> None:
+    def __init__(self, url: str, *, latency_s: float = 0.0, mute: bool = False) -> None:
         super().__init__(url)
         self.latency_s = latency_s
+        self.mute = mute
         self.broken = threading.Event()
         self._trap: tuple[Moment, bytes] | None = None
         self._trapped: dict[_Link, Moment] = {}
@@ -69,6 +72,9 @@ class WireProxy(Proxy):
                 if not from_client and self._is_to_stay_unheard(link, data):
                     break
                 receiver.sendall(data)
+                if self.mute and not from_client and _READY in data:
+                    while sender.recv(_CHUNK):
+                        pass
         link.close()
 
     def _springs(self, link: _Link, data: bytes) -> bool:

@@ -120,6 +120,14 @@ def test_a_failed_attempt_is_made_again_after_a_pause_that_grows(fleet: Fleet) -
     assert job.events() == ["retried", "retried"]
 
 
+def test_a_failed_attempt_is_made_again_when_it_is_due_and_not_at_the_next_poll(postgres_fleet: Fleet) -> None:
+    postgres_fleet.start(timings=replace(CALM, poll_s=300))
+    settings = JobSettings(partition_retries=3, retry_delay_s=0.2)
+    job = postgres_fleet.submit(2, context={"do": "fail_at_first", "failures": 3}, settings=settings)
+
+    assert job.ends(timeout_s=30) == "COMPLETED"
+
+
 def test_when_the_retries_are_used_up_the_partition_fails_with_the_last_error(postgres_fleet: Fleet) -> None:
     postgres_fleet.start()
     settings = JobSettings(partition_retries=1, retry_delay_s=0.01)
