@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,10 +13,10 @@ from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition import templated
-from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JobIdentity, JobSettings
+from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, ExecutionStatus, JobIdentity, JobSettings
 from airflow_dbpartition.errors import ConfigurationError, JobExecutionNotFoundError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, opened
-from airflow_dbpartition.ownership import describe, map_index_of, owner_token, was_cleared
+from airflow_dbpartition.ownership import describe, map_index_of, owner_token, same_task, was_cleared
 from airflow_dbpartition.partitioners.collecting import as_partitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
 from airflow_dbpartition.storable import DEFAULT_CONTEXT_LIMIT_BYTES
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
 
+    from airflow_dbpartition.aggregating import Aggregator
     from airflow_dbpartition.connections import RepositoryAddress
     from airflow_dbpartition.launching import Intent, Job
     from airflow_dbpartition.repository import JobRepository
-    from airflow_dbpartition.storable import JsonObject
     from airflow_dbpartition.waiting import Verdict
 
 NAME_LENGTH = 250
@@ -53,6 +54,7 @@ _READERS: dict[str, templated.Reader] = {
     "job_name": templated.optional(templated.text(NAME_LENGTH)),
     "job_parameters": templated.optional(templated.json_object),
     "on_clear": templated.one_of("restart", "rerun"),
+    "if_complete": templated.one_of("return", "fail", "rerun"),
     "context_limit_bytes": templated.integer(1),
     "timeout": templated.optional(templated.duration_s),
     "poll_interval": templated.duration_s,
@@ -97,6 +99,11 @@ class PartitionedStepOperator(TaskWait):
         job_parameters: what identifies the job beside its name; by default the run and the map index. Never rely on
             `ds` or `logical_date`: a run without a logical date has neither.
         on_clear: "restart": see above; "rerun": a clear always does all of it again.
+        if_complete: what a first try does with a job that another task or run has completed, which `job_parameters`
+            make possible: "return" it, "fail", or "rerun": do it again, as a new generation. One that still runs is
+            attached to.
+        aggregator: with `wait_for_completion`: a function of the results (an iterator of partition key and result,
+            read page by page), or "package.module:function"; what it returns is the task's return value.
         repository_conn_id: the Airflow connection of the job repository.
         context_limit_bytes: how large one partition's context may be, as JSON.
         timeout: from the launch on (timedelta or seconds). The moment is stored with the execution: retries and resumes
@@ -137,6 +144,8 @@ class PartitionedStepOperator(TaskWait):
         job_name: str | None = None,
         job_parameters: Mapping[str, Any] | None = None,
         on_clear: str = "restart",
+        if_complete: str = "return",
+        aggregator: Aggregator | str | None = None,
         repository_conn_id: str = DEFAULT_CONN_ID,
         context_limit_bytes: int | str = DEFAULT_CONTEXT_LIMIT_BYTES,
         timeout: timedelta | float | str | None = None,
@@ -168,6 +177,13 @@ class PartitionedStepOperator(TaskWait):
         self.job_name = job_name
         self.job_parameters = job_parameters
         self.on_clear = on_clear
+        self.if_complete = if_complete
+        self.aggregator = self._checked_aggregator(aggregator)
+        if aggregator is not None and wait_for_completion in (False, "false", "False"):
+            raise ConfigurationError(
+                f"task {self.task_id!r}: the aggregator would never be called: set wait_for_completion=True, or give "
+                "it to the PartitionCompletionSensor"
+            )
         self.repository_conn_id = repository_conn_id
         self.context_limit_bytes = context_limit_bytes
         self.timeout = timeout
@@ -221,8 +237,9 @@ class PartitionedStepOperator(TaskWait):
             timings=address.timings,
             log=self.log.info,
         )
-        launched = launcher.launch(job, self._intent(repository, job.identity, context))
+        launched = launcher.launch(job, self._intent(repository, job, context))
         self.log.info("job execution %d of %r is %s", launched.job_execution_id, job.identity.job_name, launched.status)
+        self._show(context, launched.job_execution_id, job_name=job.identity.job_name)
         return launched.job_execution_id
 
     def _job(self, context: Context) -> Job:
@@ -253,7 +270,11 @@ class PartitionedStepOperator(TaskWait):
             strategy=values["assignment"],
             settings=settings,
             priority=values["priority"],
-            manager={**describe(ti, retries=self._retries()), "timeout_s": values["timeout"]},
+            manager={
+                **describe(ti, retries=self._retries()),
+                "timeout_s": values["timeout"],
+                **({"input": _fingerprint(values["step"], self.partitioner)} if map_index_of(ti) >= 0 else {}),
+            },
             owner_token=owner_token(ti),
             timeout_s=values["timeout"],
             context_limit_bytes=values["context_limit_bytes"],
@@ -268,16 +289,30 @@ class PartitionedStepOperator(TaskWait):
             parameters = {"run_id": ti.run_id, "map_index": map_index_of(ti)}
         return JobIdentity(name, parameters)
 
-    def _intent(self, repository: JobRepository, identity: JobIdentity, context: Context) -> Intent:
+    def _intent(self, repository: JobRepository, job: Job, context: Context) -> Intent:
         from airflow_dbpartition.launching import Intent
 
         ti: Any = context["ti"]
-        latest = repository.reading.latest(identity.job_name, identity.job_key)
-        if latest is None or not was_cleared(latest.manager, ti, retries=self._retries()):
+        latest = repository.reading.latest(job.identity.job_name, job.identity.job_key)
+        if latest is None:
             return Intent.RUN
-        again = self._value("on_clear") == "rerun"
-        self.log.info("the task was cleared since job execution %d was launched", latest.job_execution_id)
-        return Intent.RERUN if again else Intent.CLEARED
+        mine = same_task(latest.manager, ti)
+        if mine and latest.manager.get("input") != job.manager.get("input"):
+            reason = f"map index {map_index_of(ti)} has another input now"
+            self.log.warning("job execution %d is superseded: %s", latest.job_execution_id, reason)
+            repository.executions.stop(latest.job_execution_id, reason=reason)
+            return Intent.RERUN
+        if was_cleared(latest.manager, ti, retries=self._retries()):
+            self.log.info("the task was cleared since job execution %d was launched", latest.job_execution_id)
+            return Intent.RERUN if self._value("on_clear") == "rerun" else Intent.CLEARED
+        if mine or latest.status is not ExecutionStatus.COMPLETED:
+            return Intent.RUN
+        if self._value("if_complete") == "fail":
+            raise AirflowFailException(
+                f"job execution {latest.job_execution_id} has completed job {job.identity.job_name!r} with the same "
+                f'parameters already, in run {latest.manager.get("run_id")!r}: if_complete="fail" refuses a second one'
+            )
+        return Intent.RERUN if self._value("if_complete") == "rerun" else Intent.RUN
 
     def _retries(self) -> int:
         return self.retries or 0
@@ -294,12 +329,12 @@ class PartitionedStepOperator(TaskWait):
             raise JobExecutionNotFoundError(f"job {identity.job_name!r} has no execution (any more)")
         return latest.job_execution_id
 
-    def _conclude(self, context: Context, verdict: Verdict) -> JsonObject | None:
+    def _conclude(self, context: Context, verdict: Verdict) -> Any:
         from airflow_dbpartition.waiting import Outcome
 
+        self._report(context, verdict)
         if verdict.outcome is Outcome.COMPLETED:
-            self.log.info("%s: %s", verdict.message, verdict.summary)
-            return verdict.summary
+            return self._result(verdict)
         if verdict.outcome is Outcome.LATE:
             self._give_up(context, verdict, "its deadline has passed")
         if verdict.outcome in (Outcome.STOPPED, Outcome.ABANDONED):  # a person's word; a retry must not undo it
@@ -309,6 +344,14 @@ class PartitionedStepOperator(TaskWait):
     def _give_up(self, context: Context, verdict: Verdict, why: str) -> NoReturn:
         stopped = self._stop(context, verdict.job_execution_id, why)
         raise AirflowFailException(f"{why}: {verdict.message}; {stopped}")
+
+
+def _fingerprint(step: str, partitioner: Any) -> str:
+    """What the work of a mapped task is: a map index may get another input, and must not resume the old one's job."""
+    fields = getattr(partitioner, "template_fields", ())
+    what = {name: getattr(partitioner, name) for name in fields} if fields else partitioner
+    words = json.dumps([step, type(partitioner).__qualname__, what], sort_keys=True, default=repr)
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def _shortened(name: str) -> str:

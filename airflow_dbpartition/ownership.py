@@ -52,15 +52,19 @@ def same_run(stored: Mapping[str, Any], ti: TaskInstance) -> bool:
     return stored.get("dag_id") == ti.dag_id and stored.get("run_id") == ti.run_id
 
 
+def same_task(stored: Mapping[str, Any], ti: TaskInstance) -> bool:
+    """Whether what is `stored` was written by a try of this very task instance."""
+    return same_run(stored, ti) and stored.get("task_id") == ti.task_id and stored.get("map_index") == map_index_of(ti)
+
+
 def was_cleared(stored: Mapping[str, Any], ti: TaskInstance, *, retries: int) -> bool:
     """Whether a person has cleared the task since what is `stored` was written, as opposed to a retry.
 
     A clear makes `max_tries` grow, a retry does not, and only growth counts: authors change `retries`, too. Where
     another task wrote what is stored, this try must be the first one after a clear.
     """
-    mine = same_run(stored, ti) and stored.get("task_id") == ti.task_id and stored.get("map_index") == map_index_of(ti)
     known = stored.get("max_tries")
-    if mine and isinstance(known, int):
+    if same_task(stored, ti) and isinstance(known, int):
         return ti.max_tries > known
     first_try = ti.max_tries - retries + 1
     return ti.try_number == first_try > 1

@@ -46,6 +46,10 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
+        "task-decorators": [
+            {"name": "partitioned_step", "class-name": "airflow_dbpartition.decorators.partitioned_step_task"}
+        ],
+        "extra-links": ["airflow_dbpartition.links.PartitionsLink"],
         "hooks": [{"integration-name": "dbpartition", "python-modules": ["airflow_dbpartition.hooks"]}],
         "operators": [{"integration-name": "dbpartition", "python-modules": ["airflow_dbpartition.operators"]}],
         "sensors": [{"integration-name": "dbpartition", "python-modules": ["airflow_dbpartition.sensors"]}],

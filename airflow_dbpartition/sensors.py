@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,7 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_dbpartition import templated
-from airflow_dbpartition.errors import DatabaseError
+from airflow_dbpartition.errors import ConfigurationError, DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
 from airflow_dbpartition.task_outcome import airflow_errors
@@ -25,16 +26,21 @@ from airflow_dbpartition.task_wait import TaskWait
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_dbpartition.aggregating import Aggregator
     from airflow_dbpartition.connections import RepositoryAddress
-    from airflow_dbpartition.domain import JobExecution
+    from airflow_dbpartition.domain import JobExecution, JobIdentity
     from airflow_dbpartition.repository import JobRepository
+    from airflow_dbpartition.storable import JsonObject
     from airflow_dbpartition.waiting import Verdict
 
+NAME_LENGTH = 250
 # Airflow fails a task that is queued again before its scheduler has heard how the last look ended.
 LEAST_RESCHEDULE_S = 5.0
 
 _READERS: dict[str, templated.Reader] = {
-    "job_execution_id": templated.integer(1),
+    "job_execution_id": templated.optional(templated.integer(1)),
+    "job_name": templated.optional(templated.text(NAME_LENGTH)),
+    "job_parameters": templated.optional(templated.json_object),
     "restart_failed": templated.flag,
     "no_nodes_timeout": templated.optional(templated.duration_s),
     "on_sigterm": templated.one_of("detach", "stop"),
@@ -56,7 +62,12 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
 
     Args:
         job_execution_id: what `PartitionedStepOperator` returned.
+        job_name: instead of `job_execution_id`: the name of a job that anybody launches, another DAG for instance. It
+            need not be launched yet: the sensor waits for that, too.
+        job_parameters: with `job_name`: what identifies the job beside its name.
         repository_conn_id: the Airflow connection of the job repository.
+        aggregator: a function of the results (an iterator of partition key and result, read page by page), or
+            "package.module:function"; what it returns is the task's return value.
         restart_failed: a retried or cleared sensor restarts a failed or stopped execution, once per try.
         deferrable: wait in the triggerer; by default as Airflow's `[operators] default_deferrable` says.
         no_nodes_timeout: fail when there was no live node for so long with work pending (timedelta or seconds); the
@@ -75,7 +86,10 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
     def __init__(
         self,
         *,
-        job_execution_id: Any,
+        job_execution_id: Any = None,
+        job_name: str | None = None,
+        job_parameters: Mapping[str, Any] | None = None,
+        aggregator: Aggregator | str | None = None,
         repository_conn_id: str = DEFAULT_CONN_ID,
         restart_failed: bool | str = True,
         deferrable: bool | None = None,
@@ -86,6 +100,15 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.job_execution_id = job_execution_id
+        self.job_name = job_name
+        self.job_parameters = job_parameters
+        self.aggregator = self._checked_aggregator(aggregator)
+        if (job_execution_id is None) == (job_name is None) or (job_name is None and job_parameters is not None):
+            raise ConfigurationError(
+                f"task {self.task_id!r}: expected job_execution_id, or job_name with job_parameters where the job has "
+                f"any, got job_execution_id={job_execution_id!r}, job_name={job_name!r}, "
+                f"job_parameters={job_parameters!r}"
+            )
         self.repository_conn_id = repository_conn_id
         self.restart_failed = restart_failed
         self.deferrable = self._is_deferrable(deferrable)
@@ -103,13 +126,25 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         with airflow_errors():
             address = self._hook().address()
             with opened(address) as repository:
-                job_execution_id = self._begin(repository, address, context)
                 if not self.deferrable:
-                    return self._wait(repository, address, context, job_execution_id, timeout_s=self.timeout)
-                verdict = self._look(repository, address, job_execution_id)
-            return self._conclude_or_defer(
-                context, verdict, datetime.now(timezone.utc) + timedelta(seconds=self.timeout)
-            )
+                    job_execution_id, left_s = self._begin_once_launched(repository, address, context)
+                    return self._wait(repository, address, context, job_execution_id, timeout_s=left_s)
+            return self._defer_or_conclude(context, address, datetime.now(timezone.utc) + self._patience)
+
+    def execute_launched(self, context: Context, event: JsonObject | None = None, *, give_up_at: str) -> Any:
+        """Resumed: the job that was waited for by name has been launched."""
+        if event is not None:
+            self.log.info("resumed: %s", event.get("message"))
+        with airflow_errors():
+            return self._defer_or_conclude(context, self._hook().address(), datetime.fromisoformat(give_up_at))
+
+    def _defer_or_conclude(self, context: Context, address: RepositoryAddress, give_up_at: datetime) -> Any:
+        with opened(address) as repository:
+            job_execution_id = self._begin(repository, address, context)
+            if job_execution_id is None:
+                self._defer_until_launched(give_up_at)
+            verdict = self._look(repository, address, job_execution_id)
+        return self._conclude_or_defer(context, verdict, give_up_at)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """One look.
@@ -123,6 +158,9 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             address = self._hook().address()
             with opened(address) as repository:
                 job_execution_id = self._begin(repository, address, context)
+                if job_execution_id is None:
+                    self.log.info("%s has not been launched yet", self._described())
+                    return PokeReturnValue(is_done=False)
                 sweep(repository, address.timings)
                 verdict = self._look(repository, address, job_execution_id)
             if verdict.is_final:
@@ -163,18 +201,100 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
 
     # --- waiting -----------------------------------------------------------------------------------------------
 
-    def _begin(self, repository: JobRepository, address: RepositoryAddress, context: Context) -> int:
+    @property
+    def _patience(self) -> timedelta:
+        return timedelta(seconds=self.timeout)
+
+    def _target(self, repository: JobRepository) -> JobExecution | None:
+        """The latest execution of what is waited for; None: a job that has not been launched yet."""
+        name = self._value("job_name")
+        if name is None:
+            return repository.reading.latest_of_instance(self._execution_id())
+        identity = self._identity()
+        return repository.reading.latest(identity.job_name, identity.job_key)
+
+    def _execution_id(self) -> int:
+        value = self._value("job_execution_id")
+        if value is None:
+            raise ConfigurationError(
+                f"task {self.task_id!r}: expected job_execution_id to be a job execution's id, got "
+                f"{self.job_execution_id!r}: did the task that launches it run?"
+            )
+        return int(value)
+
+    def _identity(self) -> JobIdentity:
+        from airflow_dbpartition.domain import JobIdentity
+
+        return JobIdentity(self._value("job_name"), self._value("job_parameters") or {})
+
+    def _described(self) -> str:
+        identity = self._identity()
+        return f"job {identity.job_name!r} with the parameters {dict(identity.parameters)!r}"
+
+    def _begin(self, repository: JobRepository, address: RepositoryAddress, context: Context) -> int | None:
         """Take over what this run has launched, and restart it where this try is a person's or Airflow's retry."""
         ti: Any = context["ti"]
-        execution = repository.reading.latest_of_instance(self._value("job_execution_id"))
+        execution = self._target(repository)
+        if execution is None:
+            return None
         self._owns = same_run(execution.manager, ti)
-        if not self._owns:
-            return execution.job_execution_id
-        if self._is_to_restart(execution, ti):
-            return self._restart(repository, address, execution, ti)
-        if execution.status.is_active:
-            repository.executions.attach(execution.job_execution_id, owner_token=owner_token(ti))
-        return execution.job_execution_id
+        job_execution_id = execution.job_execution_id
+        if self._owns and self._is_to_restart(execution, ti):
+            job_execution_id = self._restart(repository, address, execution, ti)
+        elif self._owns and execution.status.is_active:
+            repository.executions.attach(job_execution_id, owner_token=owner_token(ti))
+        self._show(context, job_execution_id, job_name=execution.job_name)
+        return job_execution_id
+
+    def _begin_once_launched(
+        self, repository: JobRepository, address: RepositoryAddress, context: Context
+    ) -> tuple[int, float]:
+        """Wait in this process until there is a job of that name; returns its execution, and the seconds left."""
+        began, said = time.monotonic(), ""
+        while True:
+            left_s = began + self.timeout - time.monotonic()
+            try:
+                job_execution_id = self._begin(repository, address, context)
+                if job_execution_id is not None:
+                    return job_execution_id, max(left_s, 0.0)
+                news = f"{self._described()} has not been launched yet"
+            except DatabaseError as error:
+                if not said:  # the first look: a wrong connection is to be heard of at once
+                    raise
+                news = f"{error}; the wait goes on"
+            if news != said:
+                self.log.info(news)
+                said = news
+            if left_s <= 0:
+                self._never_launched()
+            self._pause(min(self._poll_interval_s(), left_s))
+            self._heed_sigterm_before_launch()
+
+    def _defer_until_launched(self, give_up_at: datetime) -> NoReturn:
+        from airflow_dbpartition.triggers import JobLaunchTrigger
+
+        left = give_up_at - datetime.now(timezone.utc)
+        if left <= timedelta():
+            self._never_launched()
+        self.log.info("%s has not been launched yet", self._described())
+        identity = self._identity()
+        self.defer(
+            trigger=JobLaunchTrigger(
+                job_name=identity.job_name,
+                job_key=identity.job_key,
+                repository_conn_id=self._value("repository_conn_id"),
+                poll_interval_s=self._poll_interval_s(),
+            ),
+            method_name="execute_launched",
+            kwargs={"give_up_at": give_up_at.isoformat()},
+            timeout=left,
+        )
+
+    def _never_launched(self) -> NoReturn:
+        message = f"timed out after {self.timeout:g} s: {self._described()} was never launched"
+        if self.soft_fail or self.never_fail:
+            raise AirflowSkipException(f"skipped, since soft_fail is set: {message}")
+        raise AirflowSensorTimeout(message)
 
     def _is_to_restart(self, execution: JobExecution, ti: Any) -> bool:
         """A later try of this sensor, which has not restarted or awaited this very execution yet."""
@@ -210,7 +330,9 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         return super()._token(context) if self._owns else None
 
     def _awaited(self, repository: JobRepository, context: Context) -> int:
-        execution = repository.reading.latest_of_instance(self._value("job_execution_id"))
+        execution = self._target(repository)
+        if execution is None:
+            self._never_launched()
         self._owns = same_run(execution.manager, context["ti"])
         return execution.job_execution_id
 
@@ -218,9 +340,9 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         from airflow_dbpartition.waiting import Outcome
 
         self._owns = same_run(verdict.execution.manager, context["ti"])
+        self._report(context, verdict)
         if verdict.outcome is Outcome.COMPLETED:
-            self.log.info("%s: %s", verdict.message, verdict.summary)
-            return verdict.summary
+            return self._result(verdict)
         if verdict.outcome is Outcome.LATE:
             self._give_up(context, verdict, "its deadline has passed")
         if self.never_fail:

@@ -72,6 +72,11 @@ class Interruptible:
         while not self._sigterm and (left := end - time.monotonic()) > 0:
             time.sleep(min(_SLICE_S, left))
 
+    def _heed_sigterm_before_launch(self) -> None:
+        """As a wait does, where there is nothing to stop or to leave alone."""
+        if self._sigterm:
+            raise InterruptedTaskError("the task's process was asked to end (SIGTERM): nothing had been launched")
+
     def _interrupted(self, ti: Any, job_execution_id: int, *, on_sigterm: str, stop: Callable[[str], str]) -> NoReturn:
         """Stop the execution or leave it alone, and raise.
 

@@ -13,14 +13,18 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralTimeout
 
 from airflow_dbpartition import templated
+from airflow_dbpartition.aggregating import checked, resolved
 from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError
 from airflow_dbpartition.hooks import JobRepositoryHook, opened
+from airflow_dbpartition.links import PartitionsLink, page_of
 from airflow_dbpartition.ownership import owner_token
+from airflow_dbpartition.reporting import remember, report
 from airflow_dbpartition.task_outcome import Interruptible, airflow_errors
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_dbpartition.aggregating import Aggregator
     from airflow_dbpartition.connections import RepositoryAddress
     from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.storable import JsonObject
@@ -42,6 +46,9 @@ class TaskWait(Interruptible, BaseOperator):
     repository_conn_id: str
     no_nodes_timeout: Any
     on_sigterm: str
+    aggregator: Aggregator | str | None = None
+    operator_extra_links = (PartitionsLink(),)
+    partitions_link: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:  # Airflow's metaclass would put BaseOperator's here, and skip a sensor's
         super().__init__(**kwargs)
@@ -80,6 +87,7 @@ class TaskWait(Interruptible, BaseOperator):
         """Resumed: whatever the event says, the database is asked again."""
         if event is not None:
             self.log.info("resumed: %s", event.get("message"))
+        self.partitions_link = page_of(job_execution_id, self._value("repository_conn_id"))
         deadline = None if give_up_at is None else datetime.fromisoformat(give_up_at)
         with airflow_errors():
             address = self._hook().address()
@@ -106,6 +114,34 @@ class TaskWait(Interruptible, BaseOperator):
                 if verdict.is_final:
                     return self._conclude(context, verdict)
                 self._give_up(context, verdict, "the wait has timed out")
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def _show(self, context: Context, job_execution_id: int, **state: Any) -> None:
+        """Make the execution known to Airflow from the first moment on: the link, and the task's stored state."""
+        self.partitions_link = page_of(job_execution_id, self._value("repository_conn_id"))
+        push = getattr(context["ti"], "xcom_push", None)
+        if push is not None:  # Airflow itself pushes links only when a task ends or defers
+            push(key=self.operator_extra_links[0].xcom_key, value=self.partitions_link)
+        remember(context, {"job_execution_id": job_execution_id, **state})
+
+    def _report(self, context: Context, verdict: Verdict) -> None:
+        """Tell Airflow how the execution has ended, if it has."""
+        if verdict.summary is not None:
+            completed = verdict.outcome is verdict.outcome.COMPLETED
+            report(context, verdict.summary, outlets=self.outlets if completed else ())
+
+    def _result(self, verdict: Verdict) -> Any:
+        """Of a completed job: what the aggregator makes of its results, or else the summary."""
+        self.log.info("%s: %s", verdict.message, verdict.summary)
+        if self.aggregator is None:
+            return verdict.summary
+        return resolved(self.aggregator)(self._hook().iter_results(verdict.job_execution_id))
+
+    def _checked_aggregator(self, aggregator: Aggregator | str | None) -> Aggregator | str | None:
+        with self._naming_itself():
+            checked(aggregator)
+        return aggregator
 
     # --- waiting -----------------------------------------------------------------------------------------------
 

@@ -134,6 +134,59 @@ class PartitionCompletionTrigger(BaseTrigger):
         return next(iter(states.get(ti.run_id, {}).values()), None)
 
 
+class JobLaunchTrigger(BaseTrigger):
+    """Waits until somebody has launched a job, and fires once. An outage of the database is waited out.
+
+    Args:
+        job_name, job_key: of the job.
+        repository_conn_id: the Airflow connection of the job repository.
+        poll_interval_s: seconds between two looks, and before the first.
+    """
+
+    def __init__(self, job_name: str, job_key: str, repository_conn_id: str, poll_interval_s: float = 5.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.job_name = job_name
+        self.job_key = job_key
+        self.repository_conn_id = repository_conn_id
+        self.poll_interval_s = poll_interval_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class's path and the arguments."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "job_name": self.job_name,
+                "job_key": self.job_key,
+                "repository_conn_id": self.repository_conn_id,
+                "poll_interval_s": self.poll_interval_s,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fire once; each look has a connection of its own, so that what waits for long holds none."""
+        while True:
+            await asyncio.sleep(self.poll_interval_s)
+            try:
+                address = await JobRepositoryHook(self.repository_conn_id).async_address()
+                found = await asyncio.to_thread(_latest, address, self.job_name, self.job_key)
+            except DbPartitionError as error:
+                self.log.warning("%s; the wait goes on", error)
+                continue
+            if found is not None:
+                message = f"job {self.job_name!r} was launched as job execution {found}"
+                yield TriggerEvent({"message": message, "job_execution_id": found})  # type: ignore[no-untyped-call]
+                return
+
+
+def _latest(address: RepositoryAddress, job_name: str, job_key: str) -> int | None:
+    repository = open_repository(address)
+    try:
+        latest = repository.reading.latest(job_name, job_key)
+        return None if latest is None else latest.job_execution_id
+    finally:
+        repository.close()
+
+
 async def _connect(repository_conn_id: str) -> tuple[Callable[[], JobRepository], Timings]:
     address = await JobRepositoryHook(repository_conn_id).async_address()
     return partial(open_repository, address, pool_size=1), address.timings

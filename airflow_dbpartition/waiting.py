@@ -38,7 +38,7 @@ class Verdict:
         outcome: whether the wait is over, and how.
         execution: the one that is waited for: the latest of its instance.
         message: why, in words for the task's log; while waiting, the progress.
-        summary: of a completed execution, what goes into XCom.
+        summary: of an execution that has ended, what goes into XCom.
     """
 
     outcome: Outcome
@@ -174,12 +174,15 @@ def _completed(repository: JobRepository, execution: JobExecution, progress: Pro
 
 
 def _unsuccessful(repository: JobRepository, execution: JobExecution, progress: Progress) -> Verdict:
+    summary = repository.reading.summary(execution.job_execution_id).to_json()
     name = f"job execution {execution.job_execution_id} ({execution.job_name})"
     if progress.status is ExecutionStatus.ABANDONED:
-        return Verdict(Outcome.ABANDONED, execution, f"{name} was abandoned: it is never restarted by itself")
+        text = f"{name} was abandoned: it is never restarted by itself"
+        return Verdict(Outcome.ABANDONED, execution, text, summary)
     if progress.status is ExecutionStatus.STOPPED:
         why = execution.exit_message or "stopped on request"
-        return Verdict(Outcome.STOPPED, execution, f"{name} was stopped ({why}): {describe_progress(progress)}")
+        text = f"{name} was stopped ({why}): {describe_progress(progress)}"
+        return Verdict(Outcome.STOPPED, execution, text, summary)
     failed = progress.counts.get(PartitionStatus.FAILED, 0)
     failures = repository.reading.failures(execution.job_execution_id, limit=NAMED_FAILURES)
     lines = [f"{name} FAILED: {failed} of {progress.total} partitions failed", *map(_failure_line, failures)]
@@ -187,7 +190,7 @@ def _unsuccessful(repository: JobRepository, execution: JobExecution, progress: 
         lines.append(f"  and {failed - len(failures)} more")
     shown_by = f"`dbpartition job {execution.job_execution_id}`"
     lines.append(f"  {shown_by} shows all of it; a clear of the task that launched it runs what failed again")
-    return Verdict(Outcome.FAILED, execution, "\n".join(lines))
+    return Verdict(Outcome.FAILED, execution, "\n".join(lines), summary)
 
 
 def _failure_line(failure: Failure) -> str:

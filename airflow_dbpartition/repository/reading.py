@@ -162,6 +162,14 @@ class Reading:
 
         return self._executions(condition, limit=limit)
 
+    def owned_by(self, owner_token: str) -> list[int]:
+        """The active executions that a try owns; one, as a rule."""
+
+        def condition(e: Any, _i: Any) -> Any:
+            return e.active_instance_id.is_not(None) & (e.owner_token == owner_token)
+
+        return [execution.job_execution_id for execution in self._executions(condition, limit=100)]
+
     def _executions(self, condition: Any, *, limit: int, by_generation: bool = False) -> list[JobExecution]:
         e, i = self._tables.executions.c, self._tables.instances.c
         query = (
