@@ -1,7 +1,9 @@
-"""JobRepositoryHook: the job repository by an Airflow connection, and databases and files for partitioners."""
+"""JobRepositoryHook: the job repository by an Airflow connection, and data, files and objects for partitioners."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,8 @@ from airflow_dbpartition.connections import (
     repository_address,
     supported_backend,
 )
-from airflow_dbpartition.errors import ConfigurationError, DbPartitionError
+from airflow_dbpartition.errors import ConfigurationError, DbPartitionError, InvalidPartitionError
+from airflow_dbpartition.masking import mask_secrets
 from airflow_dbpartition.partitioners.environment import FilePath, is_remote, local_path
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from airflow_dbpartition.storable import JsonObject
 
 DEFAULT_CONN_ID = "dbpartition_default"
+FRESH_FOR_S = 60.0  # what an Airflow connection said so long ago is still believed
+
+log = logging.getLogger(__name__)
 
 _checked: set[tuple[str, str | None]] = set()
 
@@ -58,12 +64,39 @@ def open_repository(address: RepositoryAddress, *, pool_size: int = 0) -> JobRep
 
 @contextmanager
 def opened(address: RepositoryAddress, *, pool_size: int = 1) -> Iterator[JobRepository]:
-    """As `open_repository`, closed at the end."""
+    """As `open_repository`, closed at the end.
+
+    Connections that are made later than a moment after the lookup are made with what the Airflow connection says then:
+    its password may be a token that lives for minutes.
+    """
     repository = open_repository(address, pool_size=pool_size)
+    _renew_credentials(repository.engine, address)
     try:
         yield repository
     finally:
         repository.close()
+
+
+def _renew_credentials(engine: Engine, address: RepositoryAddress) -> None:
+    from sqlalchemy import event
+
+    from airflow_dbpartition.dialects import normalise_url
+
+    looked_up = time.monotonic()
+
+    @event.listens_for(engine, "do_connect")
+    def renew(dialect: Any, _record: object, _args: object, params: dict[str, Any]) -> None:
+        if time.monotonic() - looked_up < FRESH_FOR_S:
+            return
+        try:
+            newer = JobRepositoryHook(address.conn_id).address()
+        except Exception as error:  # noqa: BLE001 - Airflow is away: what was known may still do
+            log.warning("connection %r could not be looked up again: %s", address.conn_id, error)
+            return
+        _, found = dialect.create_connect_args(normalise_url(newer.url))
+        for name in {"user", "password"} & found.keys() & params.keys():
+            value = found[name]
+            params[name] = value.encode() if isinstance(params[name], bytes) else value
 
 
 class JobRepositoryHook(BaseHook):
@@ -170,7 +203,7 @@ class JobRepositoryHook(BaseHook):
 
 
 class AirflowEnvironment:
-    """How partitioners reach databases and files inside Airflow: by its connections and ObjectStoragePath.
+    """How partitioners reach data inside Airflow: by its connections, ObjectStoragePath and S3Hook.
 
     Args:
         repository: whose engine partitioners get that name no connection.
@@ -203,6 +236,59 @@ class AirflowEnvironment:
 
         path: FilePath = ObjectStoragePath(url, conn_id=conn_id)
         return path
+
+    def s3_objects(self, bucket: str, prefix: str, conn_id: str | None) -> Iterator[tuple[str, int]]:
+        """(key, bytes) of every object of the bucket whose key begins so, in S3's order, listed page by page.
+
+        Args:
+            conn_id: an Airflow connection of type aws; None = what boto3 finds by itself (environment, instance role).
+
+        Raises:
+            ConfigurationError: the provider or the connection is missing, or S3 refuses; another try would not help.
+            InvalidPartitionError: S3 did not answer, or not well; another try may help.
+        """
+        try:
+            from airflow.providers.amazon.aws.hooks.s3 import S3Hook
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"bucket {bucket!r} is listed by the S3Hook of apache-airflow-providers-amazon, which is not installed "
+                f"({error.name}): pip install 'airflow-dbpartition[amazon]'"
+            ) from None
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if conn_id is not None:
+            _connection(conn_id)  # S3Hook would fall back to other credentials, and only log it
+        try:
+            for listed in S3Hook(aws_conn_id=conn_id).iter_file_metadata(prefix, bucket_name=bucket):
+                yield listed["Key"], int(listed["Size"])
+        except (BotoCoreError, ClientError) as error:
+            raise _listing_error(error, bucket, prefix, conn_id) from error
+
+
+# What another try may mend; everything else that S3 or boto3 says is wrong until somebody changes something.
+_PASSING_S3_ERRORS = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException"}
+_S3_HINTS = {
+    "NoSuchBucket": "there is no such bucket",
+    "AccessDenied": "the credentials lack the right s3:ListBucket",
+    "PermanentRedirect": "the bucket is in another region; set region_name in the connection's extras",
+    "AuthorizationHeaderMalformed": "the bucket is in another region; set region_name in the connection's extras",
+    "NoCredentialsError": "no credentials were found; give conn_id, or credentials to Airflow's environment",
+}
+
+
+def _listing_error(error: Exception, bucket: str, prefix: str, conn_id: str | None) -> DbPartitionError:
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+
+    who = f"connection {conn_id!r}" if conn_id else "no connection (boto3's own credentials)"
+    name, passing = type(error).__name__, isinstance(error, (ConnectionError, HTTPClientError))
+    if isinstance(error, ClientError):
+        name = str(error.response.get("Error", {}).get("Code"))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        passing = name in _PASSING_S3_ERRORS or status >= 500
+    hint = f": {_S3_HINTS[name]}" if name in _S3_HINTS else ""
+    words = " ".join(mask_secrets(str(error)).split())
+    text = f"bucket {bucket!r}, prefix {prefix!r}, {who}: cannot list the objects{hint} ({words})"
+    return InvalidPartitionError(text) if passing else ConfigurationError(text)
 
 
 def _engine(connection: Any) -> Engine:

@@ -16,6 +16,7 @@ from airflow_dbpartition import templated
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, ExecutionStatus, JobIdentity, JobSettings
 from airflow_dbpartition.errors import ConfigurationError, JobExecutionNotFoundError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, opened
+from airflow_dbpartition.maintenance import PurgeJobRepositoryOperator, StopJobExecutionOperator
 from airflow_dbpartition.ownership import describe, map_index_of, owner_token, same_task, was_cleared
 from airflow_dbpartition.partitioners.collecting import as_partitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from airflow_dbpartition.launching import Intent, Job
     from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.waiting import Verdict
+
+__all__ = ["PartitionedStepOperator", "PurgeJobRepositoryOperator", "StopJobExecutionOperator"]
 
 NAME_LENGTH = 250
 

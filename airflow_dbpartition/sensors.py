@@ -17,8 +17,9 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_dbpartition import templated
-from airflow_dbpartition.errors import ConfigurationError, DatabaseError
+from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
+from airflow_dbpartition.live_nodes import LiveNodesSensor
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
 from airflow_dbpartition.task_outcome import airflow_errors
 from airflow_dbpartition.task_wait import TaskWait
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.storable import JsonObject
     from airflow_dbpartition.waiting import Verdict
+
+__all__ = ["LiveNodesSensor", "PartitionCompletionSensor"]
 
 NAME_LENGTH = 250
 # Airflow fails a task that is queued again before its scheduler has heard how the last look ended.
@@ -103,12 +106,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         self.job_name = job_name
         self.job_parameters = job_parameters
         self.aggregator = self._checked_aggregator(aggregator)
-        if (job_execution_id is None) == (job_name is None) or (job_name is None and job_parameters is not None):
-            raise ConfigurationError(
-                f"task {self.task_id!r}: expected job_execution_id, or job_name with job_parameters where the job has "
-                f"any, got job_execution_id={job_execution_id!r}, job_name={job_name!r}, "
-                f"job_parameters={job_parameters!r}"
-            )
+        self._refuse_two_targets(job_execution_id, job_name)
         self.repository_conn_id = repository_conn_id
         self.restart_failed = restart_failed
         self.deferrable = self._is_deferrable(deferrable)
@@ -208,19 +206,11 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
     def _target(self, repository: JobRepository) -> JobExecution | None:
         """The latest execution of what is waited for; None: a job that has not been launched yet."""
         name = self._value("job_name")
+        self._refuse_two_targets(self._value("job_execution_id"), name)
         if name is None:
-            return repository.reading.latest_of_instance(self._execution_id())
+            return repository.reading.latest_of_instance(self._value("job_execution_id"))
         identity = self._identity()
         return repository.reading.latest(identity.job_name, identity.job_key)
-
-    def _execution_id(self) -> int:
-        value = self._value("job_execution_id")
-        if value is None:
-            raise ConfigurationError(
-                f"task {self.task_id!r}: expected job_execution_id to be a job execution's id, got "
-                f"{self.job_execution_id!r}: did the task that launches it run?"
-            )
-        return int(value)
 
     def _identity(self) -> JobIdentity:
         from airflow_dbpartition.domain import JobIdentity

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,11 +12,12 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralTimeout
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.aggregating import checked, resolved
-from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError
-from airflow_dbpartition.hooks import JobRepositoryHook, opened
+from airflow_dbpartition.errors import DatabaseError, DbPartitionError
+from airflow_dbpartition.hooks import opened
 from airflow_dbpartition.links import PartitionsLink, page_of
 from airflow_dbpartition.ownership import owner_token
 from airflow_dbpartition.reporting import remember, report
+from airflow_dbpartition.repository_task import RepositoryTask
 from airflow_dbpartition.task_outcome import Interruptible, airflow_errors
 
 if TYPE_CHECKING:
@@ -33,25 +32,18 @@ if TYPE_CHECKING:
 DEFERRAL_GRACE_S = 15.0  # the trigger itself sees a deadline; Airflow's own timeout is for a triggerer that hangs
 LONGEST_PAUSE_S = 30.0
 
-Readers = Mapping[str, templated.Reader]
 
-
-class TaskWait(Interruptible, BaseOperator):
+class TaskWait(Interruptible, RepositoryTask):
     """The waiting half of an operator. Success is only ever said after the counts in the database say so.
 
     A subclass says what a verdict means for its task (`_conclude`, `_give_up`), and how often to look.
     """
 
-    _readers: Readers
-    repository_conn_id: str
     no_nodes_timeout: Any
     on_sigterm: str
     aggregator: Aggregator | str | None = None
     operator_extra_links = (PartitionsLink(),)
     partitions_link: str | None = None
-
-    def __init__(self, **kwargs: Any) -> None:  # Airflow's metaclass would put BaseOperator's here, and skip a sensor's
-        super().__init__(**kwargs)
 
     # --- what a subclass decides -------------------------------------------------------------------------------
 
@@ -255,35 +247,9 @@ class TaskWait(Interruptible, BaseOperator):
 
     # --- arguments ---------------------------------------------------------------------------------------------
 
-    def _hook(self) -> JobRepositoryHook:
-        return JobRepositoryHook(self._value("repository_conn_id"))
-
-    def _value(self, name: str) -> Any:
-        """An argument, as its reader understands it now that templates have been rendered."""
-        return self._read(name, getattr(self, name))
-
-    def _read(self, name: str, value: Any) -> Any:
-        with self._naming_itself():
-            return self._readers[name](name, value)
-
-    @contextmanager
-    def _naming_itself(self) -> Iterator[None]:
-        """Put the task's name before the words of a wrong argument."""
-        try:
-            yield
-        except ConfigurationError as error:
-            raise ConfigurationError(f"task {self.task_id!r}: {error}") from None
-
     def _is_deferrable(self, value: bool | None) -> bool:
         """What the author says, or Airflow's configuration where the author says nothing."""
         if value is None:
             return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
         with self._naming_itself():
             return templated.flag("deferrable", value)
-
-    def _refuse_what_is_known(self) -> None:
-        """Refuse wrong arguments when the DAG is read, as far as they are no templates."""
-        for name in self._readers:
-            value = getattr(self, name)
-            if not templated.is_template(value):
-                self._read(name, value)

@@ -9,9 +9,10 @@ import pytest
 from airflow.sdk import Connection
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 
+from airflow_dbpartition import hooks
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.connections import RepositoryAddress, repository_address, supported_backend
 from airflow_dbpartition.demo.processes import free_port
@@ -267,3 +268,35 @@ def test_the_test_button_says_what_is_wrong(postgres: Database, monkeypatch: pyt
 
 def _address_of(found: Connection) -> RepositoryAddress:
     return repository_address(found, found.extra_dejson)
+
+
+def test_a_password_that_changes_while_a_task_runs_is_looked_up_for_the_next_connect(
+    postgres: Database, postgres_repository: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a token does that lives for minutes."""
+
+    def say(password: str) -> None:
+        said = connection_to(postgres)
+        said.password = password
+        define(monkeypatch, "repo", said)
+
+    def used(repository: JobRepository) -> str:
+        seen: list[str] = []
+
+        def see(_dialect: object, _record: object, _args: object, params: dict[str, Any]) -> None:
+            seen.append(params["password"])
+
+        event.listen(repository.engine, "do_connect", see)
+        repository.nodes.clock()
+        event.remove(repository.engine, "do_connect", see)
+        return seen[-1]
+
+    say("first")
+    with opened(JobRepositoryHook("repo").address(), pool_size=0) as repository:
+        assert used(repository) == "first"
+        say("second")
+        assert used(repository) == "first", "what was just looked up is believed for a moment"
+        monkeypatch.setattr(hooks, "FRESH_FOR_S", 0.0)
+        assert used(repository) == "second"
+        monkeypatch.delenv("AIRFLOW_CONN_REPO")
+        assert used(repository) == "first", "where Airflow does not answer, what was known may still do"
