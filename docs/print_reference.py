@@ -22,6 +22,7 @@ from airflow_dbpartition import (
     assignment,
     cli,
     config,
+    decorators,
     domain,
     errors,
     hooks,
@@ -227,19 +228,18 @@ def is_argument(info: Any) -> bool:
 
 
 def airflow_side() -> Iterator[str]:
-    yield "# Operator, sensor, hook and trigger\n"
-    yield from class_entry(operators.PartitionedStepOperator)
-    yield (
-        "Fields that may be templates: "
-        + ", ".join(code(name) for name in sorted(operators.PartitionedStepOperator.template_fields))
-        + ".\n"
-    )
-    yield from class_entry(sensors.PartitionCompletionSensor)
-    yield (
-        "Fields that may be templates: "
-        + ", ".join(code(name) for name in sorted(sensors.PartitionCompletionSensor.template_fields))
-        + ".\n"
-    )
+    yield "# Operators, sensors, hook and triggers\n"
+    for kind in (operators.PartitionedStepOperator, sensors.PartitionCompletionSensor):
+        yield from class_entry(kind)
+        yield f"Fields that may be templates: {', '.join(code(name) for name in sorted(kind.template_fields))}.\n"
+    yield from function_entry(decorators.partitioned_step_task, "@task.partitioned_step", level=2)
+    for kind in (
+        sensors.LiveNodesSensor,
+        operators.StopJobExecutionOperator,
+        operators.PurgeJobRepositoryOperator,
+    ):
+        yield from class_entry(kind)
+        yield "Every argument of its own may be a template.\n"
     yield from class_entry(
         hooks.JobRepositoryHook, methods=["repository", "summary", "iter_results", "test_connection"]
     )
@@ -251,7 +251,8 @@ def airflow_side() -> Iterator[str]:
     ]
     yield f"Connection type `{kind['connection-type']}`. Extras that the form has fields for:\n"
     yield table(["extra", "label", "", "values"], rows)
-    yield from class_entry(triggers.PartitionCompletionTrigger)
+    for kind in (triggers.PartitionCompletionTrigger, triggers.JobLaunchTrigger):
+        yield from class_entry(kind)
 
 
 def partitioning() -> Iterator[str]:

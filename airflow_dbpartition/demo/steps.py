@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from airflow_dbpartition.demo.flights import flights, write_page
 from airflow_dbpartition.worker import PartitionContext, step
@@ -28,3 +28,15 @@ def reconcile_flights(ctx: PartitionContext) -> dict[str, Any]:
             ctx.counters.skip += written.rejected
         time.sleep(PAGE_PAUSE_S)
     return {"first": low, "last": high, "written": ctx.counters.write}
+
+
+@step("carrier_delay")
+def carrier_delay(ctx: PartitionContext) -> dict[str, Any]:
+    """One partition: how late the flights of one carrier departed; a result, and nothing written."""
+    query = select(func.count(flights.c.dep_delay), func.sum(flights.c.dep_delay)).where(
+        flights.c.carrier == ctx.context["carrier"]
+    )
+    with ctx.engine.connect() as connection:
+        departed, minutes = connection.execute(query).one()
+    ctx.counters.read += departed
+    return {"departed": departed, "delay_minutes": int(minutes or 0)}
