@@ -23,6 +23,8 @@ from airflow_dbpartition.masking import mask_secrets
 from airflow_dbpartition.storable import dump_json
 
 SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
+# The execution option of an engine whose transactions hold nothing but our own statements: none of them idles.
+OWN_TRANSACTION = "dbpartition_own_transaction"
 UPGRADE_HINT = "run `dbpartition db upgrade`"
 GRANTS_HINT = "this user lacks a right; `dbpartition db sql` prints the roles and what each is granted"
 
@@ -207,6 +209,9 @@ def make_engine(config: DatabaseConfig) -> Engine:
         options["poolclass"] = NullPool
     else:
         options.update(poolclass=QueuePool, pool_size=config.pool_size, max_overflow=5, pool_timeout=30)
+        # A step may compute for long between two transactions, and nobody else would notice for it that the
+        # connection has ended meanwhile; our own verbs begin again.
+        options["pool_pre_ping"] = config.statement_timeout_s is None
     try:
         if backend == "postgresql":
             options["connect_args"] = _postgresql_connect_args(config, url)
@@ -240,8 +245,10 @@ def _postgresql_connect_args(config: DatabaseConfig, url: URL) -> dict[str, Any]
 
 
 def _mysql_connect_args(config: DatabaseConfig, url: URL) -> dict[str, Any]:
+    lock_timeout_s = max(1, round(config.lock_timeout_s))
     settings = [
-        f"SESSION innodb_lock_wait_timeout = {max(1, round(config.lock_timeout_s))}",
+        f"SESSION innodb_lock_wait_timeout = {lock_timeout_s}",
+        f"SESSION lock_wait_timeout = {lock_timeout_s}",  # of whole tables: LOCK TABLES, ALTER TABLE; a day by default
         "SESSION time_zone = '+00:00'",
     ]
     args: dict[str, Any] = {
@@ -262,11 +269,14 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
     command = f"SET LOCAL lock_timeout = {int(config.lock_timeout_s * 1000)}"
     if statement_ms:
         command += f"; SET LOCAL statement_timeout = {statement_ms}"
+    # A process that is frozen between two statements holds its locks, and nobody else could judge its node.
+    own = f"{command}; SET LOCAL idle_in_transaction_session_timeout = {statement_ms}" if statement_ms else command
 
     @event.listens_for(engine, "begin")
     def limit(connection: Connection) -> None:
-        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql(command)
+        options = connection.get_execution_options()
+        if options.get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql(own if options.get(OWN_TRANSACTION) else command)
 
 
 def _immediate_transactions(engine: Engine) -> None:

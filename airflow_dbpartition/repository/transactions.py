@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError, NoResultFound, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from airflow_dbpartition.dialects import explain, is_conflict, is_disconnect
+from airflow_dbpartition.dialects import OWN_TRANSACTION, explain, is_conflict, is_disconnect
 from airflow_dbpartition.repository.watchdog import WATCHDOG
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class Transactions:
 
     def __init__(self, engine: Engine, *, tries: int = 6, deadline_s: float = 60.0) -> None:
         self.engine = engine
+        self._own = engine.execution_options(**{OWN_TRANSACTION: True})
         self._tries = tries
         self._deadline_s = deadline_s
         # Before its first transaction the driver, SQLAlchemy and our own listeners talk on a new connection.
@@ -64,7 +65,7 @@ class Transactions:
             committing = False
             connected = False
             try:
-                with self.engine.connect() as connection:
+                with self._own.connect() as connection:
                     connected = True
                     with WATCHDOG.watch(connection.connection.driver_connection, self._deadline_s):
                         result = work(connection)

@@ -58,6 +58,7 @@ class Child:
             self._say(messages.UNUSABLE, message=str(error), cause=repr(error.__cause__))
             os._exit(1)
         repository = JobRepository.connect(DatabaseConfig(**self._start["database"]))
+        streams = _standard_streams()
         self._say(messages.READY, steps=list(steps))
         while True:
             try:
@@ -72,7 +73,13 @@ class Child:
             self._busy = False
             self._flush()
             self._stopping.discard(key)
-            self._say(messages.DONE, step_execution_id=key[0], version=key[1], outcome=outcome.to_json())
+            self._say(
+                messages.DONE,
+                step_execution_id=key[0],
+                version=key[1],
+                outcome=outcome.to_json(),
+                spent=_standard_streams() != streams,
+            )
 
     def _listen(self) -> None:
         while True:
@@ -108,6 +115,25 @@ class Child:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the step may have closed it
                 stream.flush()
+
+
+def _standard_streams() -> list[object]:
+    """What stdin, stdout and stderr are; a step that closes or replaces them does so for all that come after it."""
+    found: list[object] = [_is_closed(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    for fd in range(3):
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return found
+
+
+def _is_closed(stream: object) -> bool:
+    with suppress(Exception):  # whatever the step has put there
+        return bool(getattr(stream, "closed", True))
+    return True
 
 
 def main(argv: list[str]) -> None:

@@ -19,7 +19,7 @@ STOP = "stop"  # the running partition is asked to end
 # child -> supervisor
 READY = "ready"  # step names
 UNUSABLE = "unusable"  # the imports failed
-DONE = "done"  # step_execution_id, version, outcome
+DONE = "done"  # step_execution_id, version, outcome, spent: the child is not fit for another one
 
 
 class Channel:

@@ -233,7 +233,9 @@ class ProcessExecutor:
                     child.running = None
                     child.done += 1
                     self._finished.append(Finished(key, Outcome.from_json(message["outcome"])))
-                if self._max_partitions is not None and child.done >= self._max_partitions:
+                if message["spent"]:
+                    log.warning("a step closed or replaced the standard streams of its process", pid=child.process.pid)
+                if message["spent"] or (self._max_partitions is not None and child.done >= self._max_partitions):
                     child.leaving = True
                     _kill_group(child.process)
 

@@ -215,7 +215,7 @@ class Fleet:
         self,
         name: str = "node",
         *,
-        imports: Path = STEPS,
+        imports: Path | str = STEPS,
         url: str | None = None,
         timings: Timings | None = None,
         environment: dict[str, str] | None = None,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +70,7 @@ def fail_at_first(ctx: PartitionContext) -> Any:
 
 
 def exit_at_once(ctx: PartitionContext) -> Any:
-    os._exit(7)
+    os._exit(ctx.context.get("code", 7))
 
 
 def crash(ctx: PartitionContext) -> Any:
@@ -80,7 +82,7 @@ def kill_itself(ctx: PartitionContext) -> Any:
 
 
 def sys_exit(ctx: PartitionContext) -> Any:
-    sys.exit("enough")
+    sys.exit(ctx.context.get("code", "enough"))
 
 
 def raise_error(ctx: PartitionContext) -> Any:
@@ -100,6 +102,21 @@ def raise_base(ctx: PartitionContext) -> Any:
 
 def raise_unspeakable(ctx: PartitionContext) -> Any:
     raise Unspeakable
+
+
+class Unpicklable(Exception):
+    """Not even its class can be found by name."""
+
+    __qualname__ = "nowhere"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def raise_unpicklable(ctx: PartitionContext) -> Any:
+    """With a text that was not UTF-8 before Python read it."""
+    raise Unpicklable(f"no file {os.fsdecode(bytes([0x63, 0x61, 0x66, 0xE9]))}")
 
 
 def recurse(ctx: PartitionContext) -> Any:
@@ -162,6 +179,49 @@ def close_everything(ctx: PartitionContext) -> Any:
         time.sleep(_PATIENCE_S)
 
 
+def close_standard_streams(ctx: PartitionContext) -> Any:
+    """As daemons do, who have no use for them."""
+    if ctx.context.get("descriptors"):
+        for descriptor in range(3):
+            os.close(descriptor)
+    else:
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.close()
+    return "closed"
+
+
+def print_and_log(ctx: PartitionContext) -> Any:
+    print("z" * 10_000, flush=True)
+    ctx.log.info("printed")
+    return "printed"
+
+
+def ignore_sigterm(ctx: PartitionContext) -> Any:
+    """Wait for the gate, and be deaf to whoever asks to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return wait(ctx)
+
+
+def exceed_its_memory_limit(ctx: PartitionContext) -> Any:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), limits[1]))
+    try:
+        return len(bytearray(1 << 30))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def eat_memory(ctx: PartitionContext) -> Any:
+    """Eat more than the control group holds that the test gives; where it gives none, die as if it had."""
+    if ctx.context.get("control_group"):
+        Path(ctx.context["control_group"], "cgroup.procs").write_text(str(os.getpid()))
+    eaten = [b"x" * (1 << 20) for _ in range(200)]
+    if not ctx.context.get("control_group"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(eaten)
+
+
 def print_much(ctx: PartitionContext) -> Any:
     for _ in range(1000):
         print("y" * 10_000)
@@ -176,6 +236,16 @@ def fork_and_die(ctx: PartitionContext) -> Any:
         os._exit(0)
     Path(ctx.context["left"]).write_text(str(child))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fork_and_leave(ctx: PartitionContext) -> Any:
+    """End well, but forget a process that lives on."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(_PATIENCE_S)
+        os._exit(0)
+    Path(ctx.context["left"]).write_text(str(child))
+    return "forgotten"
 
 
 def fork_and_return_twice(ctx: PartitionContext) -> Any:
@@ -225,6 +295,7 @@ _ACTIONS: dict[str, Callable[[PartitionContext], Any]] = {
         raise_error,
         raise_base,
         raise_unspeakable,
+        raise_unpicklable,
         recurse,
         return_object,
         return_nan,
@@ -236,8 +307,14 @@ _ACTIONS: dict[str, Callable[[PartitionContext], Any]] = {
         raise_huge,
         raise_unstorable,
         close_everything,
+        close_standard_streams,
+        print_and_log,
+        ignore_sigterm,
+        exceed_its_memory_limit,
+        eat_memory,
         print_much,
         fork_and_die,
+        fork_and_leave,
         fork_and_return,
         fork_and_return_twice,
         wait_asynchronously,
