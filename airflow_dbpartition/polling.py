@@ -1,26 +1,36 @@
-"""One poll for all waits of an event loop on one job repository: one thread, one connection, one query a tick."""
+"""One poll for all waits of an event loop on one job repository: one thread, one connection, one query a tick.
+
+On PostgreSQL the same connection hears of ends, so that one is seen at once. Polling goes on beside it: a notification
+may be lost, and behind a pooler none is heard.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import JobExecution, NodeView, Progress
 from airflow_dbpartition.errors import DbPartitionError, JobExecutionNotFoundError
 from airflow_dbpartition.recovery import Continuity
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.notifications import Notifications
+from airflow_dbpartition.schema import DONE_CHANNEL
 from airflow_dbpartition.waiting import Outcome, describe_progress, sweep, why_no_nodes
 
 SWEEP_EVERY_S = 5.0
 NODES_EVERY_S = 10.0
-LEAST_TICK_S = 0.2
+LEAST_TICK_S = 0.02
 LONGEST_BACKOFF_S = 30.0
 LOG_PROGRESS_EVERY_S = 5.0
+
+T = TypeVar("T")
 
 _FAULTS = (ImportError, AttributeError, NameError, TypeError)  # of a programme, which no waiting mends
 
@@ -49,6 +59,7 @@ class _Wait:
     poll_interval_s: float
     no_nodes_timeout_s: float | None
     news: asyncio.Queue[Update | BaseException] = field(default_factory=asyncio.Queue)
+    is_due: bool = True  # to be looked at without waiting for the next poll
     execution: JobExecution | None = None
     last_message: str = ""
     last_logged: float = float("-inf")
@@ -64,8 +75,9 @@ class _Wait:
 class SharedPoller:
     """Watches executions for any number of coroutines of one event loop.
 
-    The database is only touched in a thread of its own, so that a slow one never holds up the loop; and an outage,
-    however long, ends no wait: the poller connects again, with growing pauses.
+    The database is only touched in a thread of its own, so that a slow one never holds up the loop; the loop only
+    watches the socket, and only while the thread rests. An outage, however long, ends no wait: the poller connects
+    again, with growing pauses.
 
     Args:
         connect: see `Connect`; called again after each failure, since passwords change.
@@ -79,6 +91,9 @@ class SharedPoller:
         self._task: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._repository: JobRepository | None = None
+        self._notifications: Notifications | None = None
+        self._heard_on: object = None  # the session in which all waits have been looked at
+        self._polled = float("-inf")
         self._continuity = Continuity(self._timings)
         self._swept = self._saw_nodes = time.monotonic()
         self.ticks = 0
@@ -112,16 +127,20 @@ class SharedPoller:
                 self._wake.clear()
                 began = time.monotonic()
                 try:
-                    await self._tick()
+                    await self._hear()
+                    if self._is_due():
+                        await self._tick()
+                        await self._hear()  # what came with the answers is no longer in the socket
                     failures = 0
-                    pause_s = min((wait.poll_interval_s for wait in self._waits), default=0.0)
-                except _UnavailableError as error:
+                except DbPartitionError as error:
                     await self._disconnect()
                     failures += 1
-                    pause_s = min(LONGEST_BACKOFF_S, 2.0 ** min(failures, 10) / 2)
                     if failures == 1:
                         self._tell_all(f"{error}; the wait goes on")
-                await self._sleep(pause_s, since=began, may_wake=failures == 0)
+                    await _sleep_until(began + min(LONGEST_BACKOFF_S, 2.0 ** min(failures, 10) / 2))
+                else:
+                    await self._rest()
+                    await _sleep_until(began + LEAST_TICK_S)  # what comes in a burst shares a tick
         except Exception as error:  # noqa: BLE001 - a fault of ours: every wait must hear of it, or it would hang
             failed, self._waits = self._waits, []
             for wait in failed:
@@ -134,34 +153,70 @@ class SharedPoller:
         if self._waits:  # one came while we were leaving
             self._task = asyncio.ensure_future(self._run())
 
-    async def _sleep(self, pause_s: float, *, since: float, may_wake: bool) -> None:
-        """Until the next tick is due, or a wait has come or gone; many that come at once share a tick."""
-        if may_wake:
-            try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, since + pause_s - time.monotonic()))
-            except asyncio.TimeoutError:
-                return
-            pause_s = LEAST_TICK_S if self._waits else 0.0
-        await asyncio.sleep(max(0.0, since + pause_s - time.monotonic()))
+    def _is_due(self) -> bool:
+        return any(wait.is_due for wait in self._waits) or self._is_poll_due()
+
+    def _is_poll_due(self) -> bool:
+        """Whether all waits are to be looked at: by the clock, or because for a while nobody listened for them."""
+        listens_on = self._notifications.session if self._notifications is not None else None
+        return listens_on is not self._heard_on or time.monotonic() >= self._next_poll()
+
+    def _next_poll(self) -> float:
+        return self._polled + min((wait.poll_interval_s for wait in self._waits), default=0.0)
+
+    async def _hear(self) -> None:
+        """Take what the database has said meanwhile: the waits that it names are due."""
+        if self._notifications is None or self._notifications.session is None:
+            return
+        named = await self._in_thread(self._notifications.take)
+        for wait in self._waits:
+            if str(wait.current_id) in named:
+                wait.is_due = True
+
+    async def _rest(self) -> None:
+        """Until something may be due: the next poll, a word of the database, or a wait that has come or gone."""
+        if self._is_due():
+            return
+        with contextlib.suppress(asyncio.TimeoutError), self._woken_by_the_database():
+            await asyncio.wait_for(self._wake.wait(), self._next_poll() - time.monotonic())
+
+    @contextlib.contextmanager
+    def _woken_by_the_database(self) -> Iterator[None]:
+        """Nobody uses the connection meanwhile, so nobody can close it while the loop watches its descriptor."""
+        session = self._notifications.session if self._notifications is not None else None
+        if session is None:
+            yield
+            return
+        loop, descriptor = asyncio.get_running_loop(), session.fileno()
+        loop.add_reader(descriptor, self._wake.set)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
 
     async def _tick(self) -> None:
         self.ticks += 1
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dbpartition-poll")
-        loop = asyncio.get_running_loop()
-        try:
-            if self._repository is None:
-                self._repository = await loop.run_in_executor(self._thread, await self._opener())
-            waits = list(self._waits)
-            updates = await loop.run_in_executor(self._thread, self._look, self._repository, waits)
-        except DbPartitionError as error:
-            raise _UnavailableError(str(error)) from error
+        if self._repository is None:
+            self._repository = await self._in_thread(await self._opener())
+            self._notifications = Notifications(self._repository.engine, DONE_CHANNEL)
+        polls, began = self._is_poll_due(), time.monotonic()
+        waits = [wait for wait in self._waits if polls or wait.is_due]
+        for wait in waits:
+            wait.is_due = False
+        updates = await self._in_thread(self._poll if polls else self._look, self._repository, waits)
+        if polls:
+            self._polled = began
         now = time.monotonic()
         for wait, update in updates:
             if update.outcome is not None or wait.changed(update.message, now):
                 wait.news.put_nowait(update)
             if update.outcome is not None and wait in self._waits:
                 self._waits.remove(wait)
+
+    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dbpartition-poll")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def _opener(self) -> Callable[[], JobRepository]:
         try:
@@ -180,23 +235,39 @@ class SharedPoller:
 
     async def _disconnect(self) -> None:
         repository, self._repository = self._repository, None
-        if repository is not None and self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, repository.close)
+        self._notifications = self._heard_on = None
+        self._polled = float("-inf")
+        if repository is not None:
+            await self._in_thread(repository.close)
 
     # --- in the thread -----------------------------------------------------------------------------------------
 
-    def _look(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
+    def _poll(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
+        """Look at all waits, and do what is to be done from time to time."""
         now = time.monotonic()
         if now - self._swept >= SWEEP_EVERY_S:
             self._swept = now
             sweep(repository, self._timings, self._continuity)
-        found = repository.reading.progress(sorted({wait.current_id for wait in waits}))
-        self._continuity.heard()
-        updates = [(wait, self._judge(repository, wait, found.get(wait.current_id))) for wait in waits]
+        found = self._progress(repository, waits)
+        self._heard_on = self._notifications.session if self._notifications is not None else None
+        updates = self._judge_all(repository, waits, found)
         if now - self._saw_nodes >= NODES_EVERY_S:
             self._saw_nodes = now
             updates = self._without_nodes(repository, updates, found)
         return updates
+
+    def _look(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
+        return self._judge_all(repository, waits, self._progress(repository, waits))
+
+    def _progress(self, repository: JobRepository, waits: Sequence[_Wait]) -> dict[int, Progress]:
+        found = repository.reading.progress(sorted({wait.current_id for wait in waits}))
+        self._continuity.heard()
+        return found
+
+    def _judge_all(
+        self, repository: JobRepository, waits: Sequence[_Wait], found: dict[int, Progress]
+    ) -> list[tuple[_Wait, Update]]:
+        return [(wait, self._judge(repository, wait, found.get(wait.current_id))) for wait in waits]
 
     def _judge(self, repository: JobRepository, wait: _Wait, progress: Progress | None) -> Update:
         if progress is not None and progress.status.is_active:
@@ -208,6 +279,7 @@ class SharedPoller:
             return Update(wait.current_id, str(error), Outcome.FAILED)
         if latest.job_execution_id != wait.current_id:
             old, wait.current_id, wait.execution = wait.current_id, latest.job_execution_id, latest
+            wait.is_due = True  # its end may have been said before anybody here knew its number
             return Update(wait.current_id, f"job execution {old} was restarted as {wait.current_id}")
         if latest.status.is_active:  # it appeared between the two queries
             return Update(wait.current_id, f"job execution {wait.current_id} is {latest.status}")
@@ -234,8 +306,12 @@ class SharedPoller:
         return judged
 
 
-class _UnavailableError(Exception):
-    """The database or its connection is not to be had now."""
+class _UnavailableError(DbPartitionError):
+    """The connection cannot be looked up now."""
+
+
+async def _sleep_until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - time.monotonic()))
 
 
 def _any_able(nodes: Sequence[NodeView], execution: JobExecution, within_s: float) -> bool:

@@ -17,3 +17,9 @@ def hold(ctx: PartitionContext) -> None:
     while True:
         ctx.raise_if_stopping()
         time.sleep(0.05)
+
+
+@step("end_at")
+def end_at(ctx: PartitionContext) -> None:
+    """Complete at a given moment, by the clock of this machine."""
+    time.sleep(max(0.0, ctx.context["moment"] - time.time()))

@@ -31,15 +31,21 @@ def number_of(node_id: str) -> int:
     return zlib.crc32(node_id.encode()) & 0x7FFFFFFF
 
 
+def is_own(driver_connection: Any) -> bool:
+    """Whether the session on PostgreSQL is this driver connection's own; a pooler lends out others."""
+    with driver_connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return bool(cursor.fetchone()[0] == driver_connection.info.backend_pid)
+
+
 def show(driver_connection: Any, node_id: str) -> bool:
     """Take the node's lock in the session of a driver connection on PostgreSQL that is in no transaction.
 
     Returns:
-        False where the session is not this connection's own (a pooler lends them out), or the lock is refused.
+        False where the session is not this connection's own, or the lock is refused.
     """
     with contextlib.suppress(Exception), driver_connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        if cursor.fetchone()[0] != driver_connection.info.backend_pid:
+        if not is_own(driver_connection):
             return False
         # Shared: a number that two nodes have in common makes neither wait.
         cursor.execute(f"SELECT pg_advisory_lock_shared({_LOCKS_OF_NODES}, {number_of(node_id)})")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import selectors
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,14 +16,21 @@ from sqlalchemy import event, text
 
 from airflow_dbpartition import polling
 from airflow_dbpartition.config import Timings
+from airflow_dbpartition.domain import ExecutionStatus
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.polling import SharedPoller, Update, shared_poller
-from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository import JobRepository, sessions
+from airflow_dbpartition.repository.notifications import Notifications
+from airflow_dbpartition.repository.reading import Reading
+from airflow_dbpartition.repository.transactions import notify
+from airflow_dbpartition.schema import DONE_CHANNEL
 from airflow_dbpartition.waiting import Outcome
 from tests.databases import Database, run_sql, with_user
 from tests.scenarios import add_node, claim_one, complete, fail_all, finish_all, submit, to_nobody
+from tests.worker.proxy import Proxy
 
 PATIENCE_S = 30.0
+FAR_AWAY_S = 60.0  # a poll that comes too late for any test
 
 T = TypeVar("T")
 
@@ -81,15 +89,66 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.02)
 
 
+async def resting(poller: SharedPoller) -> None:
+    """Wait until the poller has looked and waits for news; nothing is due before the next poll."""
+    await until(lambda: poller._repository is not None and poller._notifications is not None)
+    await until(lambda: poller._polled > 0 and not poller._is_due())
+
+
 def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> Awaitable[T]:
     """What the test itself does to the database must not block the loop either."""
     return asyncio.to_thread(function, *args, **kwargs)
 
 
+def end_all(repository: JobRepository, jobs: Sequence[int]) -> None:
+    """Let many executions end in one moment, as far as a wait can tell."""
+    e = repository.tables.executions
+    with repository.engine.begin() as connection:
+        ended = {"status": ExecutionStatus.COMPLETED.value, "active_instance_id": None}
+        connection.execute(e.update().where(e.c.job_execution_id.in_(jobs)).values(ended))
+        for job in jobs:
+            notify(connection, DONE_CHANNEL, str(job))
+
+
+def server_process_of(poller: SharedPoller) -> int:
+    """Of the session that the poller has on PostgreSQL."""
+    assert poller._notifications is not None
+    process_id: int = poller._notifications.session.info.backend_pid
+    return process_id
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever the pollers of a test hear, wanted or not."""
+    heard: list[str] = []
+    take = Notifications.take
+
+    def listening(notifications: Notifications) -> set[str]:
+        payloads = take(notifications)
+        heard.extend(payloads)
+        return payloads
+
+    monkeypatch.setattr(Notifications, "take", listening)
+    return heard
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The executions of each look."""
+    looked_at: list[list[int]] = []
+    progress = Reading.progress
+
+    def looking(reading: Reading, job_execution_ids: Sequence[int]) -> Any:
+        looked_at.append(list(job_execution_ids))
+        return progress(reading, job_execution_ids)
+
+    monkeypatch.setattr(Reading, "progress", looking)
+    return looked_at
+
+
 def test_a_hundred_waits_share_one_connection_and_one_query_a_tick(
     database: Database, repository: JobRepository
 ) -> None:
-    add_node(repository)
     jobs = [submit(repository, 1, job=f"job {number}").job_execution_id for number in range(100)]
     watched = Watched(database)
     poller = SharedPoller(watched)
@@ -100,8 +159,7 @@ def test_a_hundred_waits_share_one_connection_and_one_query_a_tick(
         begun, queries = poller.ticks, len(watched.queries)
         await until(lambda: poller.ticks >= begun + 5)
         assert len(watched.queries) - queries <= (poller.ticks - begun) + 1
-        for job in jobs:
-            await in_thread(finish_all, repository, job)
+        await in_thread(end_all, repository, jobs)
         return await asyncio.gather(*waits)
 
     ended = run(main())
@@ -115,7 +173,7 @@ def test_waits_that_come_together_share_a_tick(database: Database, repository: J
     poller = SharedPoller(Watched(database))
 
     async def main() -> None:
-        waits = [asyncio.ensure_future(last(poller.watch(job, poll_interval_s=60))) for job in jobs]
+        waits = [asyncio.ensure_future(last(poller.watch(job, poll_interval_s=FAR_AWAY_S))) for job in jobs]
         await until(lambda: poller.ticks >= 1)
         await asyncio.sleep(1.0)  # nothing else is to happen now: the next tick is a minute away
         assert poller.ticks <= 3
@@ -395,6 +453,255 @@ def test_one_loop_has_one_poller_for_each_connection(database: Database) -> None
         return one
 
     assert run(main()) is not run(main())
+
+
+def test_a_wait_that_comes_later_is_looked_at_at_once(database: Database, repository: JobRepository) -> None:
+    open_end = submit(repository, 1, job="open end").job_execution_id
+    ended = submit(repository, 0, job="ended").job_execution_id
+    poller = SharedPoller(Watched(database))
+
+    async def main() -> None:
+        first = asyncio.ensure_future(last(poller.watch(open_end, poll_interval_s=FAR_AWAY_S)))
+        await resting(poller)
+        assert (await last(poller.watch(ended, poll_interval_s=FAR_AWAY_S))).outcome is Outcome.COMPLETED
+        assert not first.done()
+        first.cancel()
+
+    run(main())
+
+
+def test_a_restart_that_is_found_ended_is_not_waited_for(database: Database, repository: JobRepository) -> None:
+    add_node(repository)
+    first = submit(repository, 1).job_execution_id
+    fail_all(repository, first)
+    second = repository.executions.restart(first, place=to_nobody).job_execution_id
+    finish_all(repository, second)
+
+    update = run(last(SharedPoller(Watched(database)).watch(first, poll_interval_s=FAR_AWAY_S)))
+    assert (update.job_execution_id, update.outcome) == (second, Outcome.COMPLETED)
+
+
+# --- PostgreSQL tells of ends ----------------------------------------------------------------------------------------
+
+
+def test_an_end_is_heard_at_once_and_one_look_at_it_is_enough(
+    postgres: Database, postgres_repository: JobRepository, looked_at: list[list[int]]
+) -> None:
+    add_node(postgres_repository)
+    one, other = (submit(postgres_repository, 1, job=name).job_execution_id for name in ("one", "other"))
+    poller = SharedPoller(Watched(postgres))
+
+    async def main() -> None:
+        first = asyncio.ensure_future(last(poller.watch(one, poll_interval_s=FAR_AWAY_S)))
+        second = asyncio.ensure_future(last(poller.watch(other, poll_interval_s=FAR_AWAY_S)))
+        await resting(poller)
+        await in_thread(finish_all, postgres_repository, one)
+        assert (await first).outcome is Outcome.COMPLETED
+        assert not second.done()
+        assert looked_at == [[one, other], [one]]
+        second.cancel()
+
+    run(main())
+
+
+def test_a_hundred_waits_whose_ends_come_in_one_moment_cost_one_connection_and_one_look(
+    postgres: Database, postgres_repository: JobRepository, heard: list[str]
+) -> None:
+    jobs = [submit(postgres_repository, 1, job=f"job {number}").job_execution_id for number in range(100)]
+    watched = Watched(postgres)
+    poller = SharedPoller(watched)
+
+    async def main() -> list[Update]:
+        waits = [asyncio.ensure_future(last(poller.watch(job, poll_interval_s=FAR_AWAY_S))) for job in jobs]
+        await resting(poller)
+        begun = poller.ticks
+        await in_thread(end_all, postgres_repository, jobs)
+        ended = await asyncio.gather(*waits)
+        assert poller.ticks <= begun + 2  # the packets of one moment may arrive in two
+        return ended
+
+    assert {update.outcome for update in run(main())} == {Outcome.COMPLETED}
+    assert sorted(heard) == sorted(map(str, jobs))
+    assert (watched.opened, watched.connects) == (1, 1)
+
+
+def test_ends_that_follow_closely_share_looks(
+    postgres: Database, postgres_repository: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "LEAST_TICK_S", 1.0)
+    jobs = [submit(postgres_repository, 1, job=f"job {number}").job_execution_id for number in range(30)]
+    poller = SharedPoller(Watched(postgres))
+
+    async def main() -> None:
+        waits = [asyncio.ensure_future(last(poller.watch(job, poll_interval_s=FAR_AWAY_S))) for job in jobs]
+        await resting(poller)
+        begun, began = poller.ticks, time.monotonic()
+        for job in jobs:
+            await in_thread(end_all, postgres_repository, [job])
+        await asyncio.gather(*waits)
+        assert poller.ticks - begun <= time.monotonic() - began + 2
+
+    run(main())
+
+
+def test_ends_of_what_nobody_here_waits_for_cause_no_look(
+    postgres: Database, postgres_repository: JobRepository, heard: list[str]
+) -> None:
+    awaited = submit(postgres_repository, 1, job="awaited").job_execution_id
+    watched = Watched(postgres)
+    poller = SharedPoller(watched)
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(last(poller.watch(awaited, poll_interval_s=FAR_AWAY_S)))
+        await resting(poller)
+        begun, queries = poller.ticks, len(watched.queries)
+        for number in range(3):
+            await in_thread(submit, postgres_repository, 0, job=f"foreign {number}")  # ends at once
+        await until(lambda: len(heard) == 3)
+        await resting(poller)
+        assert (poller.ticks, len(watched.queries)) == (begun, queries)
+        await in_thread(end_all, postgres_repository, [awaited])
+        assert (await waiting).outcome is Outcome.COMPLETED
+        assert poller.ticks == begun + 1
+
+    run(main())
+
+
+def test_an_end_that_is_told_with_the_answers_of_a_look_is_heard(
+    postgres: Database, postgres_repository: JobRepository
+) -> None:
+    """The driver has then read it already, and the socket does not tell that there is something to read."""
+    job = submit(postgres_repository, 1).job_execution_id
+
+    class EndingAfterwards(SharedPoller):
+        def _poll(self, repository: JobRepository, *waits: Any) -> Any:
+            updates = super()._poll(repository, *waits)
+            end_all(postgres_repository, [job])
+            repository.nodes.all()
+            return updates
+
+    poller = EndingAfterwards(Watched(postgres))
+    assert run(last(poller.watch(job, poll_interval_s=FAR_AWAY_S))).outcome is Outcome.COMPLETED
+
+
+def test_an_end_while_nobody_listened_is_found_when_somebody_does_again(
+    postgres: Database, postgres_repository: JobRepository
+) -> None:
+    missed, later = (submit(postgres_repository, 1, job=name).job_execution_id for name in ("missed", "later"))
+    watched = Watched(postgres)
+    poller = SharedPoller(watched)
+
+    async def main() -> list[str]:
+        words: list[str] = []
+
+        async def listen() -> None:
+            async for update in poller.watch(later, poll_interval_s=FAR_AWAY_S):
+                words.append(update.message)
+
+        first = asyncio.ensure_future(last(poller.watch(missed, poll_interval_s=FAR_AWAY_S)))
+        second = asyncio.ensure_future(listen())
+        await resting(poller)
+        watched.refuse = "the connection is being edited"
+        await in_thread(run_sql, postgres, f"SELECT pg_terminate_backend({server_process_of(poller)})")
+        await until(lambda: poller._repository is None)
+        await in_thread(end_all, postgres_repository, [missed])
+        watched.refuse = None
+        assert (await first).outcome is Outcome.COMPLETED
+        await resting(poller)
+        await in_thread(end_all, postgres_repository, [later])
+        await second
+        return words
+
+    words = run(main())
+    assert [word.endswith("; the wait goes on") for word in words] == [False, True, False]
+    assert (watched.opened, watched.connects) == (2, 2)
+
+
+def test_an_end_is_found_though_the_session_was_cut_and_made_again_within_a_look(
+    postgres: Database, postgres_repository: JobRepository
+) -> None:
+    job = submit(postgres_repository, 1).job_execution_id
+    watched = Watched(postgres)
+
+    class Cut(SharedPoller):
+        def _poll(self, repository: JobRepository, *waits: Any) -> Any:
+            updates = super()._poll(repository, *waits)
+            if watched.connects == 1:
+                run_sql(postgres, f"SELECT pg_terminate_backend({server_process_of(self)}, 10000)")
+                end_all(postgres_repository, [job])
+                repository.nodes.all()
+            return updates
+
+    assert run(last(Cut(watched).watch(job, poll_interval_s=FAR_AWAY_S))).outcome is Outcome.COMPLETED
+    assert (watched.opened, watched.connects) == (1, 2)
+
+
+def test_a_dead_socket_does_not_keep_the_event_loop_busy(
+    postgres: Database, postgres_repository: JobRepository
+) -> None:
+    class Counting(selectors.DefaultSelector):
+        selects = 0
+
+        def select(self, timeout: float | None = None) -> Any:
+            self.selects += 1
+            return super().select(timeout)
+
+    job = submit(postgres_repository, 1).job_execution_id
+    selector = Counting()
+
+    async def main(proxy: Proxy) -> None:
+        poller = SharedPoller(Watched(Database(postgres.name, proxy.url, postgres.schema)))
+        waiting = asyncio.ensure_future(last(poller.watch(job, poll_interval_s=FAR_AWAY_S)))
+        await resting(poller)
+        ticks, selects = poller.ticks, selector.selects
+        proxy.cut()
+        await asyncio.sleep(2.5)  # the time for which the socket is dead
+        assert 1 <= poller.ticks - ticks <= 2
+        assert selector.selects - selects < 50
+        proxy.restore()
+        await in_thread(end_all, postgres_repository, [job])
+        assert (await waiting).outcome is Outcome.COMPLETED
+        await until(lambda: poller._task is not None and poller._task.done())
+
+    with Proxy(postgres.url) as proxy, contextlib.closing(asyncio.SelectorEventLoop(selector)) as loop:
+        loop.run_until_complete(asyncio.wait_for(main(proxy), PATIENCE_S))
+
+
+def test_the_last_wait_to_leave_closes_the_session_and_nobody_watches_its_socket(
+    postgres: Database, postgres_repository: JobRepository
+) -> None:
+    job = submit(postgres_repository, 1).job_execution_id
+    poller = SharedPoller(Watched(postgres))
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(last(poller.watch(job, poll_interval_s=FAR_AWAY_S)))
+        await resting(poller)
+        assert poller._notifications is not None
+        session = poller._notifications.session
+        descriptor = session.fileno()
+        waiting.cancel()
+        await until(lambda: poller._task is not None and poller._task.done())
+        assert session.closed
+        assert not asyncio.get_running_loop().remove_reader(descriptor)
+
+    run(main())
+
+
+def test_behind_a_pooler_nobody_listens_and_polling_finds_the_end(
+    postgres: Database, postgres_repository: JobRepository, monkeypatch: pytest.MonkeyPatch, heard: list[str]
+) -> None:
+    monkeypatch.setattr(sessions, "is_own", lambda _: False)
+    job = submit(postgres_repository, 1).job_execution_id
+    poller = SharedPoller(Watched(postgres))
+
+    async def main() -> Update:
+        waiting = asyncio.ensure_future(last(poller.watch(job, poll_interval_s=0.5)))
+        await resting(poller)
+        await in_thread(end_all, postgres_repository, [job])
+        return await waiting
+
+    assert run(main()).outcome is Outcome.COMPLETED
+    assert heard == []
 
 
 @contextlib.contextmanager

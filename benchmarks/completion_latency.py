@@ -1,0 +1,257 @@
+"""From the commit of an execution's last settle to its trigger's event: median, p99 and maximum, beside the target.
+
+A real worker process settles one partition, and ends its execution. The moment of its commit is the server's own
+(`track_commit_timestamp`), by the one clock of this machine. The part of it until the end of the execution is committed
+is the worker's, and shown beside. The triggers run in this process, as in a triggerer; with --polling they do not
+listen, as behind a pooler. The cases:
+
+* 1: one wait at a time. The next one sleeps its first interval meanwhile, and does not watch yet.
+* 100: one execution ends after the other, while 99 others at least are waited for.
+* burst: 100 waits, whose executions end at one moment, as fast as the worker can settle them. It has no target, since
+  the worker settles what it has before it ends any execution.
+
+    python benchmarks/completion_latency.py [--runs 100] [--case 1] [--case 100] [--polling] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+from sqlalchemy import Table, func, select, text
+from sqlalchemy.engine import make_url
+
+from airflow_dbpartition import migrations
+from airflow_dbpartition.config import DatabaseConfig
+from airflow_dbpartition.demo.embedded import EmbeddedPostgres
+from airflow_dbpartition.demo.processes import Guard, SessionProcess, log_tail
+from airflow_dbpartition.domain import JobIdentity, Partition
+from airflow_dbpartition.repository import JobRepository, NewExecution, sessions
+
+HERE = Path(__file__).resolve().parent
+CASES = ("1", "100", "burst")
+WAITS = 100
+TARGET_MS = 50.0
+CONN_ID = "latency"
+PATIENCE_S = 90.0
+APART_S = 0.25  # the ends of case 100
+ALONE_S = 2.0  # between the waits of case 1
+SETTLED_AFTER_S = 1.0  # the poller has connected, and has looked for the first time
+
+
+class Arena:
+    """One PostgreSQL, one worker with a thread for each partition, and the triggers of this process."""
+
+    def __init__(self, directory: Path, url: str, poll_interval_s: float) -> None:
+        self.directory = directory
+        self.url = url
+        self.poll_interval_s = poll_interval_s
+        self.repository = JobRepository.connect(DatabaseConfig(url=url))
+
+    def start_worker(self, guard: Guard) -> SessionProcess:
+        options: dict[str, Any] = {
+            "--import": HERE / "steps.py",
+            "--executor": "thread",
+            "--concurrency": 2 * WAITS,
+            "--grace": 0,
+        }
+        process = SessionProcess(
+            [
+                sys.executable,
+                "-m",
+                "airflow_dbpartition.cli",
+                "worker",
+                *(str(w) for pair in options.items() for w in pair),
+            ],
+            log_path=self.directory / "worker.log",
+            environment={**os.environ, "DBPARTITION_DATABASE_URL": self.url},
+            cwd=self.directory,
+        )
+        guard.add(process)
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.repository.nodes.all():
+            if process.exit_code is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the worker did not start:\n{log_tail(process.log_path)}")
+            time.sleep(0.05)
+        return process
+
+    def submit(self, job: str, ends_at: float) -> int:
+        new = NewExecution(identity=JobIdentity(job, {}), step_name="end_at")
+        plan = [Partition("p", {"moment": ends_at})]
+        return self.repository.executions.submit(new, plan, {"p": None}).job_execution_id
+
+    def committed_at(self, table: Table, job_execution_id: int) -> float:
+        """When the one row of an execution was completed; nothing changes it after that."""
+        query = select(func.extract("epoch", func.pg_xact_commit_timestamp(text("xmin")))).where(
+            table.c.job_execution_id == job_execution_id, table.c.status == "COMPLETED"
+        )
+        with self.repository.engine.connect() as connection:
+            return float(connection.execute(query).scalar_one())
+
+    async def waits(self, job: str, begins_at: float, ends_at: float) -> tuple[int, float]:
+        """Wait for an execution that ends at a given moment; its id, and when the event came."""
+        from airflow_dbpartition.triggers import PartitionCompletionTrigger
+
+        job_execution_id = await asyncio.to_thread(self.submit, job, ends_at)
+        await asyncio.sleep(begins_at - time.time())
+        trigger = PartitionCompletionTrigger(job_execution_id, CONN_ID, poll_interval_s=self.poll_interval_s)
+        async for event in trigger.run():
+            came_at = time.time()
+            assert event.payload["status"] == "completed", event.payload
+            return job_execution_id, came_at
+        raise AssertionError("the trigger never fired")
+
+
+async def one_wait(arena: Arena, runs: int) -> list[tuple[int, float]]:
+    begins = [time.time() + 1.0 + number * ALONE_S for number in range(runs)]
+    after_s = arena.poll_interval_s + SETTLED_AFTER_S
+    ends = [begin + after_s + random.uniform(0.0, ALONE_S - SETTLED_AFTER_S - 0.5) for begin in begins]
+    return await _all(arena, zip(begins, ends, strict=True))
+
+
+async def among_others(arena: Arena, runs: int) -> list[tuple[int, float]]:
+    begins_at = time.time() + 5.0
+    watching_at = begins_at + arena.poll_interval_s + 2.0
+    ends = [watching_at + number * APART_S + random.uniform(0.0, APART_S / 2) for number in range(runs)]
+    other_end = ends[-1] + 5.0
+    others = asyncio.gather(*(arena.waits(f"other-{number}", begins_at, other_end) for number in range(WAITS - 1)))
+    measured = await _all(arena, ((begins_at, end) for end in ends))
+    await others
+    return measured
+
+
+async def burst(arena: Arena, runs: int) -> list[tuple[int, float]]:
+    measured: list[tuple[int, float]] = []
+    while len(measured) < runs:
+        begins_at = time.time() + 5.0
+        ends_at = begins_at + arena.poll_interval_s + 2.0
+        count = min(WAITS, runs - len(measured))
+        measured += await _all(arena, [(begins_at, ends_at)] * count, first=len(measured))
+    return measured
+
+
+async def _all(arena: Arena, moments: Any, *, first: int = 0) -> list[tuple[int, float]]:
+    waits = [arena.waits(f"job-{number}", *pair) for number, pair in enumerate(moments, first)]
+    return list(await asyncio.gather(*waits))
+
+
+MEASURES: dict[str, Callable[[Arena, int], Awaitable[list[tuple[int, float]]]]] = dict(
+    zip(CASES, (one_wait, among_others, burst), strict=True)
+)
+
+
+def measure(arena: Arena, case: str, runs: int) -> list[tuple[float, float]]:
+    """The milliseconds of so many runs until the event, and until the end of the execution was committed."""
+
+    async def bounded() -> list[tuple[int, float]]:
+        longest_s = PATIENCE_S + runs * (ALONE_S + arena.poll_interval_s)
+        return await asyncio.wait_for(MEASURES[case](arena, runs), longest_s)
+
+    tables = arena.repository.tables
+    measured = []
+    for job, came_at in asyncio.run(bounded()):
+        settled_at = arena.committed_at(tables.partitions, job)
+        ended_at = arena.committed_at(tables.executions, job)
+        measured.append((round(1000 * (came_at - settled_at), 1), round(1000 * (ended_at - settled_at), 1)))
+    return measured
+
+
+@contextmanager
+def _arena(poll_interval_s: float) -> Iterator[Arena]:
+    guard = Guard()
+    settings = {"track_commit_timestamp": "on"}
+    with tempfile.TemporaryDirectory() as place, EmbeddedPostgres(settings=settings) as server:
+        url = server.create_database("latency")
+        arena = Arena(Path(place), url, poll_interval_s)
+        try:
+            migrations.upgrade(arena.repository.engine)
+            _show_to_airflow(url)
+            worker = arena.start_worker(guard)
+            yield arena
+            worker.send(signal.SIGTERM)
+            worker.wait(timeout_s=10)
+        finally:
+            guard.close()
+            arena.repository.close()
+
+
+def _show_to_airflow(url: str) -> None:
+    address = make_url(url)
+    connection = {
+        "conn_type": "postgres",
+        "host": address.host,
+        "port": address.port,
+        "login": address.username,
+        "password": address.password,
+        "schema": address.database,
+    }
+    os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = json.dumps(connection)
+
+
+def _result(case: str, chosen: argparse.Namespace, measured: list[tuple[float, float]]) -> dict[str, Any]:
+    heard = sorted(until_event for until_event, _ in measured)
+    target = 1000 * chosen.poll_interval if chosen.polling else TARGET_MS
+    return {
+        "waits": case,
+        "listening": not chosen.polling,
+        "poll_interval_s": chosen.poll_interval,
+        "runs": len(heard),
+        "median_ms": statistics.median(heard),
+        "p99_ms": heard[int(0.99 * (len(heard) - 1))],
+        "max_ms": heard[-1],
+        "median_until_ended_ms": statistics.median(until_ended for _, until_ended in measured),
+        "target_median_ms": None if case == "burst" else target,
+        "all_until_event_and_ended_ms": measured,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how soon a deferred wait hears of the end.")
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--case", action="append", choices=CASES)
+    parser.add_argument("--poll-interval", type=float, default=5.0)
+    parser.add_argument("--polling", action="store_true", help="let the triggers not listen, as behind a pooler")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    if chosen.polling:
+        sessions.is_own = Mock(return_value=False)
+    results = []
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["AIRFLOW_HOME"] = home
+        os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{home}/never-made.db"
+        os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "WARNING"
+        from airflow_dbpartition import triggers  # noqa: F401 - slow, so not while one measures
+
+        for case in chosen.case or CASES:
+            print(f"{case}:", file=sys.stderr)
+            with _arena(chosen.poll_interval) as arena:
+                measured = measure(arena, case, chosen.runs)
+            results.append(_result(case, chosen, measured))
+    print("| waits | heard by | poll interval | runs | median | p99 | maximum | of it, until ended | target (median) |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in results:
+        target = "" if row["target_median_ms"] is None else f"{row['target_median_ms']:g} ms"
+        print(
+            f"| {row['waits']} | {'NOTIFY' if row['listening'] else 'polling'} | {row['poll_interval_s']:g} s "
+            f"| {row['runs']} | {row['median_ms']:.1f} ms | {row['p99_ms']:.1f} ms | {row['max_ms']:.1f} ms "
+            f"| {row['median_until_ended_ms']:.1f} ms | {target} |"
+        )
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
