@@ -8,6 +8,7 @@ from airflow_dbpartition.partitioners.environment import PartitionerEnvironment,
 from airflow_dbpartition.partitioners.files import FilesPartitioner
 from airflow_dbpartition.partitioners.function import FunctionPartitioner
 from airflow_dbpartition.partitioners.query import QueryPartitioner
+from airflow_dbpartition.partitioners.s3_keys import S3KeysPartitioner
 from airflow_dbpartition.partitioners.simple import SimplePartitioner
 from airflow_dbpartition.partitioners.values import ListPartitioner
 
@@ -22,6 +23,7 @@ __all__ = [
     "Partitioner",
     "PartitionerEnvironment",
     "QueryPartitioner",
+    "S3KeysPartitioner",
     "SimplePartitioner",
     "StandaloneEnvironment",
     "collect_partitions",

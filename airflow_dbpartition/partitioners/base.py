@@ -36,6 +36,7 @@ class BoundPartitioner:
     """Base of this package's partitioners: plain attributes, all templated, checked only when they are used."""
 
     template_fields: ClassVar[Sequence[str]] = ()
+    context: Mapping[str, Any] | None = None  # of those that take further values for every partition
     _environment: PartitionerEnvironment | None = None
 
     def bind(self, environment: PartitionerEnvironment) -> None:
@@ -83,13 +84,22 @@ class BoundPartitioner:
             raise self._error(f"expected {name} to be True or False, got {getattr(self, name)!r}")
         return value
 
-    def _bins(self, value: object, grid_size: int) -> int | None:
+    def _context(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """A partition's execution context: what the partitioner says, and the further values."""
+        further = self.context or {}
+        if not isinstance(further, Mapping):
+            raise self._error(f"expected context to be a mapping, got {further!r}")
+        if taken := sorted(own.keys() & further.keys()):
+            raise self._error(f"context may not hold {taken}: the partitioner sets them; give yours other names")
+        return {**own, **{name: to_json_value(value) for name, value in further.items()}}
+
+    def _bins(self, value: object, grid_size: int, *, name: str = "bins") -> int | None:
         """A number of bins, "grid" for the grid size, or None for no bins."""
         if value is None or value == "":
             return None
         if value == "grid":
             return grid_size
-        return whole_number("bins", value, least=1, owner=type(self).__name__, otherwise=' or "grid"')
+        return whole_number(name, value, least=1, owner=type(self).__name__, otherwise=' or "grid"')
 
 
 def whole_number(name: str, value: object, *, least: int, owner: str, otherwise: str = "") -> int:

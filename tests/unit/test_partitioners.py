@@ -24,10 +24,12 @@ from airflow_dbpartition.partitioners import (
     ListPartitioner,
     Partition,
     QueryPartitioner,
+    S3KeysPartitioner,
     SimplePartitioner,
     StandaloneEnvironment,
     collect_partitions,
 )
+from airflow_dbpartition.partitioners.packing import Sized, pack
 
 
 def collect(partitioner: object, grid_size: int = 4, **options: Any) -> list[Partition]:
@@ -195,10 +197,8 @@ def test_empty_files_are_spread_over_the_bins(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 15))
 def test_every_file_is_in_exactly_one_bin_and_no_bin_is_empty(sizes: list[int], bins: int) -> None:
-    from airflow_dbpartition.partitioners.files import _File, _pack
-
-    files = [_File(f"f{index}", f"/f{index}", size) for index, size in enumerate(sizes)]
-    packed = _pack(files, bins)
+    files = [Sized(f"f{index}", f"/f{index}", size) for index, size in enumerate(sizes)]
+    packed = pack(files, bins)
     assert sorted(file for bin_ in packed for file in bin_) == sorted(files)
     assert len(packed) == min(bins, len(files))
     assert all(packed)
@@ -273,12 +273,28 @@ def test_object_paths_are_read_through_the_environment(tmp_path: Path) -> None:
     assert collect(FilesPartitioner("s3://bucket/nothing"), environment=Environment()) == []
 
 
+def test_further_values_go_into_every_context(tmp_path: Path, database: Engine, url: str) -> None:
+    write(tmp_path, a=1, b=2)
+    day = {"day": date(2026, 11, 2)}
+    told = contexts(FilesPartitioner(tmp_path, pattern="[ab]", context=day))
+    told += contexts(FilesPartitioner(tmp_path, pattern="[ab]", bins=1, context=day))
+    fill(database, {"id": 1}, {"id": 7}, {"id": None})
+    ranges = ColumnRangePartitioner(table="flights", column="id", url=url, include_nulls=True, context=day)
+    told += contexts(ranges, 2)
+    assert [context["day"] for context in told] == ["2026-11-02"] * 6
+    with pytest.raises(ConfigurationError, match=r"ColumnRangePartitioner: context may not hold \['min_value'\]"):
+        collect(ColumnRangePartitioner(table="flights", column="id", url=url, context={"min_value": 1}))
+    with pytest.raises(ConfigurationError, match=r"FilesPartitioner: context may not hold \['file'\]"):
+        collect(FilesPartitioner(tmp_path, pattern="[ab]", context={"file": 1}))
+
+
 ALL: list[Any] = [
     SimplePartitioner(),
     ColumnRangePartitioner(table="{{ params.t }}", column="id", url="sqlite://", balanced="{{ params.b }}"),
     ListPartitioner("{{ params.v }}", bins="{{ params.n }}"),
     QueryPartitioner("SELECT '{{ ds }}'", url="sqlite://"),
     FilesPartitioner("/data/{{ ds }}", pattern="{{ params.p }}"),
+    S3KeysPartitioner("landing", "{{ params.p }}", ranges="grid", context={"day": "{{ params.d }}"}),
 ]
 
 
