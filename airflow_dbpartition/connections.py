@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from airflow_dbpartition.config import DatabaseConfig, Timings, positive
 from airflow_dbpartition.errors import ConfigurationError
@@ -38,6 +39,9 @@ _IRRELEVANT = frozenset(
     "cursor iam redshift workgroup-name cluster-identifier aws_conn_id region_name serverless charset".split()
 )
 _TIMINGS = tuple(item.name for item in fields(Timings))
+_LIMITS = ("longest_poll_interval_s", "longest_no_nodes_timeout_s")
+
+D = TypeVar("D", float, None)
 
 
 class ConnectionFields(Protocol):
@@ -62,6 +66,8 @@ class RepositoryAddress:
         schema: the database schema of the tables.
         timings: what "live" means; must agree with the workers'.
         connect_timeout_s: seconds for one connection attempt.
+        longest_poll_interval_s: upper limit of the intervals at which tasks look while they wait; for tests.
+        longest_no_nodes_timeout_s: upper limit of what tasks wait for nodes; for tests. None = none.
         unknown: extras that were left out because nobody here knows them.
     """
 
@@ -70,6 +76,8 @@ class RepositoryAddress:
     schema: str | None = None
     timings: Timings = field(default_factory=Timings)
     connect_timeout_s: float = 10.0
+    longest_poll_interval_s: float = math.inf
+    longest_no_nodes_timeout_s: float | None = None
     unknown: tuple[str, ...] = ()
 
     def config(self, *, pool_size: int) -> DatabaseConfig:
@@ -146,7 +154,9 @@ def repository_address(
         url=url,
         schema=schema or _schema(connection.conn_id, extra),
         timings=_timings(connection.conn_id, extra),
-        connect_timeout_s=_connect_timeout_s(connection.conn_id, extra),
+        connect_timeout_s=_seconds(connection.conn_id, extra, "connect_timeout", default=10.0),
+        longest_poll_interval_s=_seconds(connection.conn_id, extra, "longest_poll_interval_s", default=math.inf),
+        longest_no_nodes_timeout_s=_seconds(connection.conn_id, extra, "longest_no_nodes_timeout_s", default=None),
         unknown=unknown,
     )
 
@@ -159,7 +169,7 @@ def _dialect_hint(connection: ConnectionFields, extra: Mapping[str, Any]) -> str
 
 def _driver_settings(backend: str, extra: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
     known = _LIBPQ if backend == "postgresql" else _PYMYSQL
-    ours = {SCHEMA_EXTRA, DIALECT_EXTRA, "sqlalchemy_query", "connect_timeout", *_TIMINGS, *_IRRELEVANT}
+    ours = {SCHEMA_EXTRA, DIALECT_EXTRA, "sqlalchemy_query", "connect_timeout", *_TIMINGS, *_LIMITS, *_IRRELEVANT}
     given = dict(extra)
     if backend != "postgresql" and isinstance(given.get("ssl"), Mapping):  # as Airflow's MySQL connections write it
         given.update({f"ssl_{name}": value for name, value in given.pop("ssl").items()})
@@ -187,12 +197,12 @@ def _schema(conn_id: str, extra: Mapping[str, Any]) -> str | None:
     raise ConfigurationError(f"connection {conn_id!r}: expected {SCHEMA_EXTRA} to be text, got {value!r}")
 
 
-def _connect_timeout_s(conn_id: str, extra: Mapping[str, Any]) -> float:
-    value = extra.get("connect_timeout")
+def _seconds(conn_id: str, extra: Mapping[str, Any], name: str, *, default: D) -> float | D:
+    value = extra.get(name)
     if value in (None, ""):
-        return 10.0
+        return default
     try:
-        return positive("connect_timeout", _number(conn_id, "connect_timeout", value))
+        return positive(name, _number(conn_id, name, value))
     except ConfigurationError as error:
         raise ConfigurationError(_named(conn_id, error)) from None
 

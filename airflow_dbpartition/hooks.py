@@ -105,8 +105,9 @@ class JobRepositoryHook(BaseHook):
     The connection may be of our own type `dbpartition`, or any of a supported database: postgres, mysql, mariadb,
     sqlite (and URLs such as `postgresql+psycopg2://…`). libpq's settings in its extras (sslmode, sslrootcert, options,
     application_name …) are passed on. Further extras: `dbpartition_schema`, the schema of the tables; `dialect`, for
-    connections of type dbpartition; and the timings of the cluster where the workers have others than the defaults
-    (`heartbeat_s`, `unreachable_after_s`, `remove_after_s`, …).
+    connections of type dbpartition; the timings of the cluster where the workers have others than the defaults
+    (`heartbeat_s`, `unreachable_after_s`, `remove_after_s`, …); and, for tests, upper limits of the waits of all tasks
+    (`longest_poll_interval_s`, `longest_no_nodes_timeout_s`).
 
     Args:
         repository_conn_id: the Airflow connection.

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from shutil import copy, copytree
 from types import ModuleType
 from typing import Any
 
@@ -194,6 +195,24 @@ def test_a_stopped_step_goes_on_at_its_checkpoint(bench: Bench) -> None:
     bench.work("outside")
     assert bench.partitions(again)["all"]["result"] == 60
     repository.close()
+
+
+def test_a_project_tests_its_dag(tmp_path: Path) -> None:
+    (tmp_path / "dags").mkdir()
+    copy(ROOT / "dags" / "tutorial_greetings.py", tmp_path / "dags")
+    copy(EXAMPLES / "greetings.py", tmp_path)
+    copytree(EXAMPLES / "dag_tests", tmp_path / "tests")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "DBPARTITION_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests", "-q"],
+        cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("4 passed")
 
 
 @pytest.mark.parametrize("path", DAGS, ids=lambda path: path.name)

@@ -44,6 +44,7 @@ WORKER_SIDE = [
     "airflow_dbpartition.config",
     "airflow_dbpartition.errors",
     "airflow_dbpartition.provider_info",
+    "airflow_dbpartition.testing",
 ]
 
 AIRFLOW_SIDE = ["operators", "sensors", "hooks", "triggers"]
@@ -61,6 +62,9 @@ PROMISED = [
     ("airflow_dbpartition.worker", "step"),
     ("airflow_dbpartition.worker", "PartitionContext"),
     ("airflow_dbpartition.worker", "ChunkStep"),
+    ("airflow_dbpartition.testing", "local_worker"),
+    ("airflow_dbpartition.testing", "local_job_repository"),
+    ("airflow_dbpartition.testing", "run_pending"),
     ("airflow_dbpartition.provider_info", "get_provider_info"),
     ("airflow_dbpartition.cli", "main"),
 ]
@@ -141,7 +145,7 @@ def test_all_that_airflow_is_told_of_can_be_imported() -> None:
         assert pkgutil.resolve_name(path) is not None
 
 
-@pytest.mark.parametrize("module", ["partitioners", "assignment", "worker", "repository"])
+@pytest.mark.parametrize("module", ["partitioners", "assignment", "worker", "repository", "testing"])
 def test_every_name_that_a_module_exports_is_there(module: str) -> None:
     package = importlib.import_module(f"airflow_dbpartition.{module}")
     missing = [name for name in getattr(package, "__all__", []) if not hasattr(package, name)]
