@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit lowest resilience failover sql reference wheel clean help
+.PHONY: demo test lint types imports unit lowest resilience semantics failover sql reference wheel clean help
 
 help: ## Say what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -42,6 +42,9 @@ lowest: ## The demo and the Airflow tests on the oldest Airflow that is supporte
 
 resilience: $(VENV)/.dev ## Break everything, at length: kills, freezes, outages, cut connections (the short half is in `make test`).
 	DBPARTITION_RESILIENCE=long $(BIN)/python -m pytest tests/resilience $(PYTEST_ARGS)
+
+semantics: $(VENV)/.dev ## Every cell of docs/reference/airflow-semantics.md on a real Airflow (the dozen that matter most are in `make test`).
+	DBPARTITION_SEMANTICS=all $(BIN)/python -m pytest tests/airflow/semantics $(PYTEST_ARGS)
 
 failover: $(VENV)/.dev ## Measure how long a killed worker's partition takes to run elsewhere.
 	$(BIN)/python benchmarks/failover.py

@@ -2,12 +2,17 @@
 
 Airflow calls `on_kill` only in a running process or trigger. A task that waits for its trigger, whose triggerer is
 down, or that is up for reschedule has neither; but the API server, where the person clicked, tells its listeners.
+
+What the API server has of a task instance is its row, without the task. So the arguments are read where Airflow stores
+them as they were rendered, which it does for the newest runs of a DAG (`[core] num_dag_runs_to_retain_rendered_fields`,
+30): of older ones only a task that is running or deferred can be stopped by a click.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.listeners import hookimpl
@@ -15,6 +20,7 @@ from airflow.listeners import hookimpl
 log = logging.getLogger(__name__)
 
 _CONNECTION = "repository_conn_id"
+_OURS = {_CONNECTION, "on_sigterm"}
 
 
 @hookimpl
@@ -27,8 +33,8 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
 @hookimpl
 def on_task_instance_success(previous_state: Any, task_instance: Any) -> None:
     """Marked success by a person: what the task was waiting for is to stop; a plan that nobody waits for goes on."""
-    if previous_state is None and _waits(task_instance):
-        _stop(task_instance, "success")
+    if previous_state is None:
+        _stop(task_instance, "success", only_waiting=True)
 
 
 @hookimpl
@@ -38,16 +44,16 @@ def on_task_instance_skipped(previous_state: Any, task_instance: Any) -> None:
         _stop(task_instance, "skipped")
 
 
-def _stop(ti: Any, state: str) -> None:
+def _stop(ti: Any, state: str, *, only_waiting: bool = False) -> None:
     """In a thread: the person's click does not wait for our database. Fenced by the try's own token, and never raises.
 
     Only a person's click comes without a previous state; processes and the scheduler name theirs.
     """
     try:
-        conn_id = _argument(ti, _CONNECTION)
-        if not isinstance(conn_id, str):
-            return  # not one of ours
-        target = (conn_id, str(ti.id), f"the task was marked {state} in Airflow")
+        arguments = _arguments(ti)
+        if not arguments.keys() >= _OURS or (only_waiting and not _waits(arguments)):
+            return
+        target = (str(arguments[_CONNECTION]), str(ti.id), f"the task was marked {state} in Airflow")
     except Exception:
         log.exception("a listener of dbpartition failed")
         return
@@ -66,15 +72,21 @@ def _stop_owned(conn_id: str, owner_token: str, reason: str) -> None:
         log.warning("a job execution was not stopped (%s): %s", reason, error)
 
 
-def _waits(ti: Any) -> bool:
+def _waits(arguments: Mapping[str, Any]) -> bool:
     """Whether the task waits for what it owns: a sensor, or an operator with `wait_for_completion`."""
-    return _argument(ti, "wait_for_completion", default=True) not in (False, "False", "false")
+    return arguments.get("wait_for_completion", True) not in (False, "False", "false")
 
 
-def _argument(ti: Any, name: str, *, default: Any = None) -> Any:
-    """An argument of the task as it was rendered, or else as the author wrote it."""
-    task = getattr(ti, "task", None)
-    if _CONNECTION not in getattr(task, "template_fields", ()):
-        return default
-    rendered = getattr(getattr(ti, "rendered_task_instance_fields", None), "rendered_fields", None) or {}
-    return rendered.get(name, getattr(task, name, default))
+def _arguments(ti: Any) -> Mapping[str, Any]:
+    """The arguments of the task as they were rendered; empty where it has not begun yet, or Airflow has forgotten."""
+    from sqlalchemy.exc import InvalidRequestError
+
+    try:
+        rendered = ti.rendered_task_instance_fields
+    except InvalidRequestError:  # Airflow has not loaded them, and forbids that attributes do
+        from airflow.models.renderedtifields import RenderedTaskInstanceFields
+        from sqlalchemy.orm import object_session
+
+        session: Any = object_session(ti)
+        return RenderedTaskInstanceFields.get_templated_fields(ti, session=session) or {}
+    return {} if rendered is None else rendered.rendered_fields

@@ -218,8 +218,9 @@ class PartitionedStepOperator(TaskWait):
             address = self._hook().address()
             with opened(address) as repository:
                 job_execution_id = self._launch(repository, address, context)
-                self._heed_sigterm(context, job_execution_id)
-                if not self._value("wait_for_completion"):
+                waits = self._value("wait_for_completion")
+                self._heed_sigterm(context, job_execution_id, is_leaving=self.deferrable or not waits)
+                if not waits:
                     return job_execution_id
                 if not self.deferrable:
                     return self._wait(repository, address, context, job_execution_id)

@@ -141,6 +141,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             job_execution_id = self._begin(repository, address, context)
             if job_execution_id is None:
                 self._defer_until_launched(give_up_at)
+            self._heed_sigterm(context, job_execution_id, is_leaving=True)
             verdict = self._look(repository, address, job_execution_id)
         return self._conclude_or_defer(context, verdict, give_up_at)
 
@@ -164,7 +165,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             if verdict.is_final:
                 return PokeReturnValue(is_done=True, xcom_value=self._conclude(context, verdict))
             self.log.info(verdict.message)
-            self._heed_sigterm(context, verdict.job_execution_id)
+            self._heed_sigterm(context, verdict.job_execution_id, is_leaving=True)
             return PokeReturnValue(is_done=False)
 
     def _poke_or_reschedule(self, context: Context) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
@@ -77,19 +77,25 @@ class Interruptible:
         if self._sigterm:
             raise InterruptedTaskError("the task's process was asked to end (SIGTERM): nothing had been launched")
 
-    def _interrupted(self, ti: Any, job_execution_id: int, *, on_sigterm: str, stop: Callable[[str], str]) -> NoReturn:
+    def _interrupted(
+        self, ti: Any, job_execution_id: int, *, on_sigterm: str, stop: Callable[[str], str], is_leaving: bool
+    ) -> None:
         """Stop the execution or leave it alone, and raise.
 
         Args:
             ti: the running task instance.
             on_sigterm: "detach" leaves it running when a pod is drained, "stop" does not. A person's kill stops it.
             stop: stops it, fenced by the owner's token, and says what happened.
+            is_leaving: the task is about to give its slot back anyhow; a drain that leaves the execution running then
+                raises nothing, and costs no retry.
         """
         was_killed, state = _state_of(ti)
         if was_killed:
             what = stop(f"the task was killed in Airflow (its state: {state})")
         elif on_sigterm == "stop":
             what = stop("the task's process was terminated")
+        elif is_leaving:
+            return
         else:
             what = f"job execution {job_execution_id} goes on without this task; a retry attaches to it"
         raise InterruptedTaskError(f"the task's process was asked to end (SIGTERM): {what}")

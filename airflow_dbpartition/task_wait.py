@@ -73,12 +73,14 @@ class TaskWait(Interruptible, RepositoryTask):
         context: Context,
         event: JsonObject | None = None,
         *,
-        job_execution_id: int,
+        job_execution_id: int | None = None,
         give_up_at: str | None = None,
     ) -> Any:
         """Resumed: whatever the event says, the database is asked again."""
         if event is not None:
             self.log.info("resumed: %s", event.get("message"))
+        if job_execution_id is None:  # dag.test() hands over the event, and none of what the task deferred with
+            job_execution_id = int((event or {})["job_execution_id"])
         self.partitions_link = page_of(job_execution_id, self._value("repository_conn_id"))
         deadline = None if give_up_at is None else datetime.fromisoformat(give_up_at)
         with airflow_errors():
@@ -143,9 +145,13 @@ class TaskWait(Interruptible, RepositoryTask):
         return look(
             repository,
             job_execution_id,
-            no_nodes_timeout_s=self._value("no_nodes_timeout"),
+            no_nodes_timeout_s=self._no_nodes_timeout_s(address),
             timings=address.timings,
         )
+
+    def _no_nodes_timeout_s(self, address: RepositoryAddress) -> float | None:
+        limits = (self._value("no_nodes_timeout"), address.longest_no_nodes_timeout_s)
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _wait(
         self,
@@ -165,7 +171,7 @@ class TaskWait(Interruptible, RepositoryTask):
         said, failures = "", 0
         try:
             while True:
-                pause_s = self._poll_interval_s()
+                pause_s = min(self._poll_interval_s(), address.longest_poll_interval_s)
                 try:
                     sweep(repository, address.timings, continuity)
                     verdict = self._look(repository, address, job_execution_id)
@@ -204,13 +210,14 @@ class TaskWait(Interruptible, RepositoryTask):
         timeout = None
         if give_up_at is not None:
             timeout = max(give_up_at - datetime.now(timezone.utc), timedelta(seconds=1))
+        address = self._hook().address()
         self.defer(
             trigger=PartitionCompletionTrigger(
                 job_execution_id=job_execution_id,
                 repository_conn_id=self._value("repository_conn_id"),
                 owner_token=self._token(context),
-                poll_interval_s=self._poll_interval_s(),
-                no_nodes_timeout_s=self._value("no_nodes_timeout"),
+                poll_interval_s=min(self._poll_interval_s(), address.longest_poll_interval_s),
+                no_nodes_timeout_s=self._no_nodes_timeout_s(address),
             ),
             method_name="execute_complete",
             kwargs={
@@ -222,14 +229,15 @@ class TaskWait(Interruptible, RepositoryTask):
 
     # --- ending it ---------------------------------------------------------------------------------------------
 
-    def _heed_sigterm(self, context: Context, job_execution_id: int) -> None:
-        """Raise if the process has been asked to end."""
+    def _heed_sigterm(self, context: Context, job_execution_id: int, *, is_leaving: bool = False) -> None:
+        """Raise if the process has been asked to end; not if it `is_leaving` by itself, and no person wants more."""
         if self._sigterm:
             self._interrupted(
                 context["ti"],
                 job_execution_id,
                 on_sigterm=self._value("on_sigterm"),
                 stop=lambda reason: self._stop(context, job_execution_id, reason),
+                is_leaving=is_leaving,
             )
 
     def _stop(self, context: Context, job_execution_id: int, reason: str) -> str:

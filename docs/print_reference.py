@@ -14,9 +14,11 @@ from typing import Any, get_args, get_type_hints
 import typer
 from prometheus_client import Metric
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import column_texts  # type: ignore[import-not-found,unused-ignore]
+import semantics_page  # type: ignore[import-not-found,unused-ignore]
 
 from airflow_dbpartition import (
     assignment,
@@ -29,6 +31,7 @@ from airflow_dbpartition import (
     operators,
     partitioners,
     sensors,
+    testing,
     triggers,
     views,
     worker,
@@ -229,16 +232,17 @@ def is_argument(info: Any) -> bool:
 
 def airflow_side() -> Iterator[str]:
     yield "# Operators, sensors, hook and triggers\n"
-    for kind in (operators.PartitionedStepOperator, sensors.PartitionCompletionSensor):
+    kinds: Sequence[Any] = (operators.PartitionedStepOperator, sensors.PartitionCompletionSensor)
+    for kind in kinds:
         yield from class_entry(kind)
         yield f"Fields that may be templates: {', '.join(code(name) for name in sorted(kind.template_fields))}.\n"
     yield from function_entry(decorators.partitioned_step_task, "@task.partitioned_step", level=2)
-    for kind in (
+    for housekeeper in (
         sensors.LiveNodesSensor,
         operators.StopJobExecutionOperator,
         operators.PurgeJobRepositoryOperator,
     ):
-        yield from class_entry(kind)
+        yield from class_entry(housekeeper)
         yield "Every argument of its own may be a template.\n"
     yield from class_entry(
         hooks.JobRepositoryHook, methods=["repository", "summary", "iter_results", "test_connection"]
@@ -251,8 +255,16 @@ def airflow_side() -> Iterator[str]:
     ]
     yield f"Connection type `{kind['connection-type']}`. Extras that the form has fields for:\n"
     yield table(["extra", "label", "", "values"], rows)
-    for kind in (triggers.PartitionCompletionTrigger, triggers.JobLaunchTrigger):
-        yield from class_entry(kind)
+    for trigger in (triggers.PartitionCompletionTrigger, triggers.JobLaunchTrigger):
+        yield from class_entry(trigger)
+
+
+def airflow_semantics() -> Iterator[str]:
+    yield "# What each click does\n"
+    yield semantics_page.INTRODUCTION
+    for title, heads, rows in semantics_page.tables():
+        yield f"## {title}\n"
+        yield table(heads, rows)
 
 
 def partitioning() -> Iterator[str]:
@@ -260,6 +272,7 @@ def partitioning() -> Iterator[str]:
     for kind in (
         partitioners.ColumnRangePartitioner,
         partitioners.FilesPartitioner,
+        partitioners.S3KeysPartitioner,
         partitioners.ListPartitioner,
         partitioners.QueryPartitioner,
         partitioners.SimplePartitioner,
@@ -294,6 +307,16 @@ def steps() -> Iterator[str]:
     yield from class_entry(Checkpoint, methods=["save"])
     yield from class_entry(worker.ChunkStep)
     yield from class_entry(worker.KeysetReader)
+    yield from function_entry(worker.s3_keys, "s3_keys", level=2)
+
+
+def tests() -> Iterator[str]:
+    yield "# Testing\n"
+    yield f"`from {testing.__name__} import {', '.join(sorted(testing.__all__))}`\n"
+    yield "See [Test your DAG](../how-to/test-your-dag.md).\n"
+    for function in (testing.local_worker, testing.local_job_repository, testing.run_pending):
+        yield from function_entry(function, function.__name__, level=2)
+    yield from class_entry(testing.LocalJobRepository, methods=["submit", "summary", "results", "errors", "report"])
 
 
 def settings() -> Iterator[str]:
@@ -387,8 +410,10 @@ def exceptions() -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "command-line.md": command_line,
     "airflow.md": airflow_side,
+    "airflow-semantics.md": airflow_semantics,
     "partitioners.md": partitioning,
     "steps.md": steps,
+    "testing.md": tests,
     "settings.md": settings,
     "tables.md": tables,
     "states.md": states,

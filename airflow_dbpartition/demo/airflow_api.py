@@ -88,6 +88,10 @@ class AirflowApi:
                 raise AirflowWaitError(f"DAG {dag_id!r} did not appear within {timeout_s:g} s; {why}")
             time.sleep(self._poll_interval_s)
 
+    def pause(self, dag_id: str) -> None:
+        """Let the scheduler begin nothing more of the DAG."""
+        self._json("PATCH", f"/dags/{quote(dag_id)}", body={"is_paused": True})
+
     def unpause(self, dag_id: str) -> None:
         """Let the scheduler run the DAG."""
         self._json("PATCH", f"/dags/{quote(dag_id)}", body={"is_paused": False})
@@ -148,6 +152,14 @@ class AirflowApi:
     def set_state(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
         """Mark a task instance `success`, `failed` or `skipped`, as a person would."""
         self._json("PATCH", self._task_path(dag_id, run_id, task_id), body={"new_state": state})
+
+    def set_run_state(self, dag_id: str, run_id: str, state: str) -> None:
+        """Mark a run `success`, `failed` or `queued`, as a person would."""
+        self._json("PATCH", self._run_path(dag_id, run_id), body={"state": state})
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """Return the extra links of a task instance, by the names of their buttons."""
+        return dict(self._json("GET", f"{self._task_path(dag_id, run_id, task_id)}/links")["extra_links"])
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, *, key: str = "return_value", map_index: int = -1) -> Any:
         """Return what a task pushed.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 if importlib.util.find_spec("airflow") is None:
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["test_*.py", "semantics/test_*.py"]
 else:
     # Airflow reads these when it is first imported, which is before any fixture runs.
     _home = tempfile.TemporaryDirectory(prefix="dbpartition-airflow-")
@@ -21,7 +21,7 @@ else:
 
     from airflow_dbpartition.repository import JobRepository
     from tests.airflow.deployment import Deployment
-    from tests.airflow.stories import Stories
+    from tests.airflow.stories import Stories, bodies_of
     from tests.airflow.worlds import connection_to, define
     from tests.databases import Database
 
@@ -33,10 +33,11 @@ else:
         with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
             yield deployment
 
-    @pytest.fixture(scope="session")
+    @pytest.fixture(scope="module")
     def stories(request: pytest.FixtureRequest, deployment: Deployment) -> Iterator[Stories]:
-        """All selected stories, begun at once; each test waits for its own."""
-        with Stories(deployment, request.session.items) as stories:
+        """All selected stories of a file, begun at once; each test waits for its own."""
+        items = [item for item in request.session.items if item.path == request.path]
+        with Stories(deployment, bodies_of(items)) as stories:
             yield stories
 
     @pytest.fixture

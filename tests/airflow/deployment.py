@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -88,7 +88,7 @@ class Deployment:
             home=self.directory / "airflow",
             database_url=self.postgres.create_database("airflow"),
             dags_folder=HERE / "dag_files",
-            environment={**self._connections(), **_QUICK},
+            environment={**self._connections(), **_QUICK, steps_of_stories.GATES_VARIABLE: str(self.gates)},
             parallelism=8,
         )
         self._stack.callback(self.airflow.stop)
@@ -100,11 +100,13 @@ class Deployment:
             steps_of_stories.metadata.create_all(self.repository.engine)
             self._start_workers()
             starting.result()
-        self.api = self._stack.enter_context(AirflowApi(self.airflow.base_url, poll_interval_s=0.7))
-        for dag_id in DAG_IDS:
-            self.api.wait_for_dag(dag_id)
-            self.api.unpause(dag_id)
+        api = AirflowApi(self.airflow.base_url, poll_interval_s=0.7, timeout_s=PATIENCE_S)
+        self.api = self._stack.enter_context(api)
+        for dag_id in ONE_OF_EACH_FILE:
+            self.api.wait_for_dag(dag_id, timeout_s=PATIENCE_S)
         assert self.api.import_errors() == []
+        # The first task makes the API server load what all need; eight that wait for it at once would fail.
+        assert self.run("plain_planning", "first_of_all", {"one": {}}).ends() == "success"
 
     def _start_airflow(self) -> None:
         self.airflow.migrate()
@@ -195,6 +197,10 @@ class Deployment:
                 self._shared[dag_id] = self.run(dag_id, f"shared_{dag_id}")
             return self._shared[dag_id]
 
+    def write_slices(self, run_id: str, slices: Sequence[Mapping[str, Any]]) -> None:
+        """What the mapped tasks of a run are to expand over, each slice being the partitions of one task."""
+        (self.gates / f"{run_id}.slices").write_text(json.dumps(slices))
+
     def rows(self, table: Table) -> list[tuple[int, str]]:
         """(job instance, partition key) of every row that the steps have written."""
         query = select(table.c.job_instance_id, table.c.partition_key)
@@ -238,8 +244,19 @@ class Run:
 
         wait_until(is_there, f"{task_id} of {self.run_id} is {states}", every_s=0.7)
 
+    def mapped_states(self, task_id: str) -> dict[int, str | None]:
+        """The state of each task of a mapping by its index."""
+        tasks = self._api.task_instances(self.dag_id, self.run_id)
+        return {task["map_index"]: task["state"] for task in tasks if task["task_id"] == task_id}
+
+    def mark(self, task_id: str, state: str) -> None:
+        self._api.set_state(self.dag_id, self.run_id, task_id, state)
+
     def mark_failed(self, task_id: str) -> None:
-        self._api.set_state(self.dag_id, self.run_id, task_id, "failed")
+        self.mark(task_id, "failed")
+
+    def mark_run(self, state: str) -> None:
+        self._api.set_run_state(self.dag_id, self.run_id, state)
 
     def clear(self, task_id: str, *, include_downstream: bool = False) -> None:
         self._api.clear(self.dag_id, self.run_id, [task_id], include_downstream=include_downstream)
@@ -247,10 +264,13 @@ class Run:
     def xcom(self, task_id: str, **options: Any) -> Any:
         return self._api.xcom(self.dag_id, self.run_id, task_id, **options)
 
-    def log(self, task_id: str, *, try_number: int | None = None) -> str:
+    def links(self, task_id: str) -> dict[str, str | None]:
+        return self._api.links(self.dag_id, self.run_id, task_id)
+
+    def log(self, task_id: str, *, try_number: int | None = None, map_index: int = -1) -> str:
         """The log of one try, the latest where none is named."""
-        number = try_number or self.task(task_id)["try_number"] or 1
-        return self._api.task_log(self.dag_id, self.run_id, task_id, try_number=number)
+        number = try_number or (self.task(task_id)["try_number"] if map_index < 0 else 1) or 1
+        return self._api.task_log(self.dag_id, self.run_id, task_id, try_number=number, map_index=map_index)
 
     def errors(self, task_id: str) -> list[str]:
         """What the latest try has raised, with the causes that its log shows, each as `Type: text`."""
@@ -261,21 +281,28 @@ class Run:
                 found += [f"{error['exc_type']}: {error['exc_value']}" for error in ast.literal_eval(details)]
         return found
 
-    def wait_for_log(self, task_id: str, words: str, *, try_number: int | None = None) -> None:
+    def wait_for_log(self, task_id: str, words: str, *, try_number: int | None = None, map_index: int = -1) -> None:
         """Wait until the task has said something: it is then as far as that."""
-        wait_until(lambda: words in self.log(task_id, try_number=try_number), f"{task_id} logs {words!r}", every_s=0.7)
 
-    def wait_for_trigger(self, task_id: str, *, try_number: int = 1) -> None:
+        def is_said() -> bool:
+            return words in self.log(task_id, try_number=try_number, map_index=map_index)
+
+        wait_until(is_said, f"{task_id} of {self.run_id} logs {words!r}", every_s=0.7)
+
+    def wait_for_trigger(self, task_id: str, *, try_number: int = 1, map_index: int = -1) -> None:
         """Wait until the task is deferred and its trigger runs: Airflow calls the `on_kill` of no other.
 
         And until the scheduler has heard that the task's process has gone: Airflow fails a task that comes back
         before, which takes a scheduler that is as busy as this one.
         """
-        self.wait_for(task_id, "deferred", try_number=try_number)
-        self.wait_for_log(task_id, f"trigger {self.dag_id}/{self.run_id}/{task_id}", try_number=try_number)
+        if map_index < 0:
+            self.wait_for(task_id, "deferred", try_number=try_number)
+        starts = f"trigger {self.dag_id}/{self.run_id}/{task_id}"
+        self.wait_for_log(task_id, starts, try_number=try_number, map_index=map_index)
         heard = (
             "Received executor event with state success for task instance TaskInstanceKey("
-            f"dag_id='{self.dag_id}', task_id='{task_id}', run_id='{self.run_id}', try_number={try_number}"
+            f"dag_id='{self.dag_id}', task_id='{task_id}', run_id='{self.run_id}', try_number={try_number}, "
+            f"map_index={map_index}"
         )
         path = self._deployment.airflow.log_path("scheduler")
         wait_until(lambda: heard in path.read_text(errors="replace"), f"the scheduler has heard of {task_id}")
@@ -298,6 +325,14 @@ class Run:
     def open(self) -> None:
         """Let the partitions that wait go on."""
         (self._deployment.gates / self.run_id).touch()
+
+    def let_plan(self) -> None:
+        """Let the partitioners that are held go on."""
+        (self._deployment.gates / f"{self.run_id}.plan").touch()
+
+    def marks(self, what: str) -> int:
+        """How many processes of this run have come to a place where they are held: "planning", "lingering"."""
+        return len(list(self._deployment.gates.glob(f"{self.run_id}.{what}.*")))
 
     def executions(self) -> list[JobExecution]:
         """The job executions that this run has launched, oldest first."""
@@ -330,6 +365,24 @@ class Run:
 
         return wait_until(find, f"the execution of {self.run_id} is {status}", every_s=0.2)
 
+    def wait_for_status_of(self, execution: JobExecution, status: str) -> None:
+        """Wait until one of several executions has a status."""
+        reading = self._deployment.repository.reading
+
+        def has_it() -> bool:
+            return reading.execution(execution.job_execution_id).status.value == status
+
+        wait_until(has_it, f"execution {execution.job_execution_id} of {self.run_id} is {status}")
+
+    def active(self) -> list[JobExecution]:
+        """The executions of this run that have not ended."""
+        return [execution for execution in self.executions() if execution.status.is_active]
+
+    def keys(self, execution: JobExecution) -> list[str]:
+        """The keys of an execution's partitions."""
+        rows = self._deployment.repository.reading.partitions(execution.job_execution_id)
+        return [row.partition_key for row in rows]
+
     def counts(self, execution: JobExecution) -> dict[str, int]:
         """How many partitions of an execution are in which status."""
         rows = self._deployment.repository.reading.partitions(execution.job_execution_id)
@@ -348,6 +401,18 @@ class Run:
         return Counter(key for instance, key in self._deployment.rows(table) if instance in instances)
 
 
+def assert_nothing_was_done_twice(deployment: Deployment) -> None:
+    """And nothing has succeeded over a failure: looks at everything that the tests have left in the database."""
+    assert [key for key, times in Counter(deployment.rows(steps_of_stories.done)).items() if times > 1] == []
+    reading = deployment.repository.reading
+    for execution in reading.recent(limit=1000):
+        ended = {str(row.status) for row in reading.partitions(execution.job_execution_id)}
+        if execution.status.value == "COMPLETED":
+            assert ended <= {"COMPLETED"}, execution
+    active = Counter(execution.job_instance_id for execution in reading.recent(limit=1000, active=True))
+    assert all(count == 1 for count in active.values())
+
+
 def summary_without_moment(summary: Mapping[str, Any]) -> dict[str, Any]:
     """A summary without what differs from run to run."""
     return {name: value for name, value in summary.items() if name not in ("duration_s", "nodes")}
@@ -360,30 +425,15 @@ def gated(count: int, **context: Any) -> dict[str, dict[str, Any]]:
 
 # Airflow looks more often than a big installation would let it, and parses no file twice.
 _QUICK = {
+    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
     "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "600",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "15",
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
 }
 
-DAG_IDS: Iterable[str] = (
-    "three_modes",
-    "both_waits",
-    "plan_then_sensor",
-    "plan_then_deferred_sensor",
-    "plan_then_retrying_sensor",
-    "plan_then_poking_sensor",
-    "plan_then_impatient_poke",
-    "plan_then_impatient_deferral",
-    "plan_then_soft_sensor",
-    "deferring_operator",
-    "blocking_operator",
-    "retrying_operator",
-    "timed_operator",
-    "late_operator",
-    "bad_partitioners",
-    "refusals",
-    "mapped",
-)
+# All the DAGs of a file appear at once.
+ONE_OF_EACH_FILE: Iterable[str] = ("mapped", "plain_blocking")

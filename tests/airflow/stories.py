@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -33,24 +33,42 @@ def story(body: Body) -> Callable[[Stories], None]:
 
 
 class Stories:
-    """Runs the bodies of the collected tests in threads; what one raises is raised in its own test."""
+    """Runs the bodies of the collected tests in threads; what one raises is raised in its own test.
 
-    def __init__(self, deployment: Deployment, items: Iterable[pytest.Item]) -> None:
+    Args:
+        bodies: each by what its test asks for it with.
+    """
+
+    def __init__(self, deployment: Deployment, bodies: Mapping[Hashable, Body]) -> None:
         self._deployment = deployment
-        bodies = [getattr(getattr(item, "function", None), "body", None) for item in items]
-        self._bodies: list[Body] = [body for body in bodies if body is not None]
+        self._bodies = dict(bodies)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="story")
-        self._futures: dict[Any, Future[None]] = {}
+        self._futures: dict[Hashable, Future[None]] = {}
 
-    def result(self, body: Body) -> None:
+    def result(self, key: Hashable) -> None:
         """Wait for the end of one story, and raise what it raised."""
-        self._futures[body].result()
+        self._futures[key].result()
 
     def __enter__(self) -> Stories:
-        self._futures = {body: self._pool.submit(body, self._deployment) for body in self._bodies}
+        self._futures = {key: self._pool.submit(body, self._deployment) for key, body in self._bodies.items()}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def bodies_of(items: Iterable[pytest.Item]) -> dict[Hashable, Body]:
+    """The stories that the collected tests ask for, without those that are skipped."""
+    found: dict[Hashable, Body] = {}
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("skip") is not None:
+            continue
+        body = getattr(item.function, "body", None)
+        if body is not None:
+            found[body] = body
+        elif "stories" in item.fixturenames:
+            case: Any = item.callspec.params["case"]
+            found[case] = case.begin
+    return found

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.models.renderedtifields import RenderedTaskInstanceFields
+from sqlalchemy.exc import InvalidRequestError
 
 from airflow_dbpartition import listener
 from airflow_dbpartition.repository import JobRepository
@@ -16,9 +18,10 @@ from tests.scenarios import add_node
 
 
 def instance(this: Try, task: Any, **rendered: Any) -> Any:
-    """What the API server has of a task instance."""
-    fields = SimpleNamespace(rendered_fields=rendered) if rendered else None
-    return SimpleNamespace(id=this.id, task=task, rendered_task_instance_fields=fields)
+    """What the API server has of a task instance: its row, without the task, and what was rendered for it."""
+    fields = {name: getattr(task, name) for name in getattr(task, "template_fields", ())}
+    stored = SimpleNamespace(rendered_fields={**fields, **rendered})
+    return SimpleNamespace(id=this.id, task=None, rendered_task_instance_fields=stored)
 
 
 def settled() -> None:
@@ -91,12 +94,39 @@ def test_a_connection_that_was_a_template_is_taken_as_it_was_rendered(connected:
     assert status(connected, planned) == "STOPPED"
 
 
-@pytest.mark.parametrize("task", [None, SimpleNamespace(), SimpleNamespace(template_fields=("bash_command",))])
-def test_tasks_of_others_cost_nothing(task: Any) -> None:
+class NotLoaded:
+    """A row whose relationship Airflow has not loaded; of a run that was marked, for instance."""
+
+    def __init__(self, this: Try) -> None:
+        self.id = this.id
+
+    @property
+    def rendered_task_instance_fields(self) -> Any:
+        raise InvalidRequestError("lazy='raise'")
+
+
+def test_what_airflow_has_not_loaded_is_read(connected: JobRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_node(connected)
+    this = Try()
+    planned = execute(operator(), this)
+    fields = instance(this, operator()).rendered_task_instance_fields.rendered_fields
+    monkeypatch.setattr(RenderedTaskInstanceFields, "get_templated_fields", lambda _ti, session: fields)
+    monkeypatch.setattr("sqlalchemy.orm.object_session", lambda _ti: None)
+    listener.on_task_instance_failed(None, NotLoaded(this), "marked")
+    settled()
+    assert status(connected, planned) == "STOPPED"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [None, SimpleNamespace(rendered_fields={}), SimpleNamespace(rendered_fields={"repository_conn_id": "anothers"})],
+)
+def test_tasks_of_others_cost_nothing(stored: Any) -> None:
     before = threading.active_count()
+    others = SimpleNamespace(id=Try().id, task=None, rendered_task_instance_fields=stored)
     for hook in (listener.on_task_instance_success, listener.on_task_instance_skipped):
-        hook(None, instance(Try(), task))
-    listener.on_task_instance_failed(None, instance(Try(), task), "marked")
+        hook(None, others)
+    listener.on_task_instance_failed(None, others, "marked")
     assert threading.active_count() == before
 
 

@@ -1,16 +1,29 @@
-"""Retry, clear, mark failed, timeouts and failures, on a real Airflow with real workers; all stories side by side."""
+"""Good ends, failures, refusals, and what Airflow shows, on a real Airflow with real workers; all side by side.
+
+What clicks, limits and lost processes do is in `semantics`.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import signal
-from pathlib import Path
+import subprocess
+import sys
+from typing import Any
 
+import httpx
 import pytest
 
 from airflow_dbpartition.demo.airflow_api import AirflowApiError
-from tests.airflow.deployment import PASSWORD, Deployment, Run, gated, summary_without_moment
+from tests.airflow.deployment import (
+    PASSWORD,
+    PATIENCE_S,
+    Deployment,
+    Run,
+    assert_nothing_was_done_twice,
+    gated,
+    summary_without_moment,
+)
 from tests.airflow.stories import story
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -110,19 +123,6 @@ def test_a_failed_partition_fails_the_sensor_which_names_it_and_a_clear_restarts
 
 
 @story
-def test_a_retried_operator_restarts_only_what_failed(deployment: Deployment) -> None:
-    run = deployment.run("retrying_operator", "operator_retries", {"good": {}, "broken": {"fails": 1}})
-
-    assert run.ends() == "success"
-    assert run.task("work")["try_number"] == 2
-    first, second = run.executions()
-    assert (first.status.value, second.status.value) == ("FAILED", "COMPLETED")
-    assert (first.generation, second.generation) == (1, 1)
-    assert run.begun() == {"good": 1, "broken": 2}
-    assert run.xcom("work")["partitions"]["completed"] == 2
-
-
-@story
 def test_a_retried_sensor_restarts_what_failed_once(deployment: Deployment) -> None:
     run = deployment.run("plan_then_retrying_sensor", "sensor_retries", {"good": {}, "broken": {"fails": 9}})
 
@@ -130,196 +130,6 @@ def test_a_retried_sensor_restarts_what_failed_once(deployment: Deployment) -> N
     assert run.task("wait")["try_number"] == 2
     assert [execution.status.value for execution in run.executions()] == ["FAILED", "FAILED"]
     assert run.begun() == {"good": 1, "broken": 2}
-
-
-@story
-def test_a_clear_of_a_completed_operator_does_all_of_it_again(deployment: Deployment) -> None:
-    run = deployment.run("blocking_operator", "clear_completed", {"a": {}, "b": {}})
-    assert run.ends() == "success"
-
-    run.clear("work")
-
-    assert run.ends() == "success"
-    first, second = run.executions()
-    assert (first.generation, second.generation) == (1, 2)
-    assert first.job_instance_id != second.job_instance_id
-    assert run.done() == {"a": 2, "b": 2}
-
-
-@story
-def test_a_clear_of_a_failed_operator_restarts_what_failed(deployment: Deployment) -> None:
-    run = deployment.run("blocking_operator", "clear_failed", {"good": {}, "broken": {"fails": 1}})
-    assert run.ends() == "failed"
-
-    run.clear("work")
-
-    assert run.ends() == "success"
-    first, second = run.executions()
-    assert (first.generation, second.generation) == (1, 1)
-    assert run.done() == {"good": 1, "broken": 1}
-
-
-@story
-def test_a_clear_of_the_operator_and_what_follows_leads_the_sensor_to_the_new_execution(
-    deployment: Deployment,
-) -> None:
-    run = deployment.run("plan_then_sensor", "clear_downstream", {"a": {}})
-    assert run.ends() == "success"
-    before = run.xcom("wait")["job_execution_id"]
-
-    run.clear("plan", include_downstream=True)
-
-    assert run.ends() == "success"
-    first, second = run.executions()
-    assert (first.job_execution_id, second.generation) == (before, 2)
-    assert run.xcom("wait")["job_execution_id"] == run.xcom("plan") == second.job_execution_id
-    assert run.done() == {"a": 2}
-
-
-# --- ended by a person ---------------------------------------------------------------------------------------------
-
-
-@story
-def test_marking_a_poking_sensor_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_poking_sensor", "mark_poking", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for("wait", "running")
-    run.wait_for_log("wait", "2 running")
-
-    run.mark_failed("wait")
-
-    assert "killed in Airflow" in str(run.wait_for_status("STOPPED").exit_message)
-    assert run.ends() == "failed"
-    assert run.done() == {}
-
-
-@story
-def test_marking_a_blocking_operator_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("retrying_operator", "mark_blocking", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_log("work", "2 running")
-
-    run.mark_failed("work")
-
-    assert "killed in Airflow" in str(run.wait_for_status("STOPPED").exit_message)
-    assert run.ends() == "failed"
-    assert run.done() == {}
-
-
-@story
-def test_marking_a_deferred_task_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("deferring_operator", "mark_deferred", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_trigger("work")
-
-    run.mark_failed("work")
-
-    assert "killed in Airflow while deferred" in str(run.wait_for_status("STOPPED").exit_message)
-    assert run.ends() == "failed"
-    assert run.done() == {}
-
-    run.open()
-    run.clear("work")
-    assert run.ends() == "success"
-    assert [execution.generation for execution in run.executions()] == [1, 1]
-    assert run.done() == {"p0": 1, "p1": 1}
-
-
-@story
-def test_marking_a_deferred_sensor_failed_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_deferred_sensor", "mark_deferred_sensor", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_trigger("wait")
-
-    run.mark_failed("wait")
-
-    assert "killed in Airflow while deferred" in str(run.wait_for_status("STOPPED").exit_message)
-    assert run.ends() == "failed"
-    assert run.done() == {}
-
-
-@story
-def test_a_clear_while_blocking_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
-    run = deployment.run("retrying_operator", "clear_blocking", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_log("work", "2 running")
-
-    run.clear("work")
-    run.wait_for("work", "running", try_number=2)
-    run.open()
-
-    assert run.ends() == "success"
-    assert {execution.generation for execution in run.executions()} == {1}
-    assert run.done() == {"p0": 1, "p1": 1}
-
-
-@story
-def test_a_clear_while_deferred_is_carried_through_by_the_new_try(deployment: Deployment) -> None:
-    """Airflow may run the new try before or after the old trigger's on_kill: both must end well."""
-    run = deployment.run("deferring_operator", "clear_deferred", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_trigger("work")
-    before = run.execution().owner_token
-
-    run.clear("work")
-    run.wait_for_trigger("work", try_number=2)
-    run.wait_for_claims(2)
-    run.open()
-
-    assert run.ends() == "success"
-    last = run.executions()[-1]
-    assert last.owner_token not in (None, before)
-    assert {execution.generation for execution in run.executions()} == {1}
-    assert run.done() == {"p0": 1, "p1": 1}
-
-
-# --- timeouts ------------------------------------------------------------------------------------------------------
-
-
-@story
-def test_a_poking_sensor_that_times_out_stops_the_execution_and_soft_fail_skips(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_impatient_poke", "poke_times_out", gated(1))
-
-    run.ends()
-    assert run.state("wait") == "skipped"
-    assert "timed out after 2 s" in str(run.wait_for_status("STOPPED").exit_message)
-
-
-@story
-def test_a_deferred_sensor_that_times_out_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_impatient_deferral", "deferral_times_out", gated(1))
-
-    assert run.ends() == "failed"
-    assert "the wait has timed out" in str(run.wait_for_status("STOPPED").exit_message)
-    assert "the wait has timed out" in run.log("wait")
-
-
-@story
-def test_an_execution_timeout_of_the_task_stops_the_execution(deployment: Deployment) -> None:
-    run = deployment.run("timed_operator", "execution_timeout", gated(1))
-
-    assert run.ends() == "failed"
-    assert "execution_timeout has passed" in str(run.wait_for_status("STOPPED").exit_message)
-
-
-@story
-def test_a_missed_deadline_stops_the_execution_and_spends_no_retry(deployment: Deployment) -> None:
-    run = deployment.run("late_operator", "late", gated(1))
-
-    assert run.ends() == "failed"
-    assert run.task("work")["try_number"] == 1
-    assert "deadline" in str(run.wait_for_status("STOPPED").exit_message)
-    assert "its deadline has passed" in run.log("work")
-
-
-@story
-def test_soft_fail_never_skips_over_failed_partitions(deployment: Deployment) -> None:
-    run = deployment.run("plan_then_soft_sensor", "soft_fail", gated(1, fails=1))
-    run.wait_for_trigger("wait")
-    run.open()
-
-    assert run.ends() == "failed"
-    assert run.state("wait") == "failed"
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
@@ -399,43 +209,7 @@ def test_a_bad_partitioner_is_one_clear_error_and_writes_nothing(deployment: Dep
     assert run.executions() == []
 
 
-# --- the loss of processes -----------------------------------------------------------------------------------------
-
-
-@story
-def test_a_killed_task_process_is_retried_and_attaches(deployment: Deployment) -> None:
-    if not Path("/proc").exists():
-        pytest.skip("the task's process is found through /proc")
-    run = deployment.run("retrying_operator", "task_killed", gated(2))
-    run.wait_for_claims(2)
-
-    os.kill(run.process_of("work"), signal.SIGKILL)
-    run.wait_for("work", "running", try_number=2)
-    run.wait_for_log("work", "attached to job execution", try_number=2)
-    run.open()
-
-    assert run.ends() == "success"
-    assert run.execution().status.value == "COMPLETED"
-    assert run.begun() == {"p0": 1, "p1": 1}
-
-
-@story
-def test_a_drained_task_process_detaches_and_the_retry_attaches(deployment: Deployment) -> None:
-    if not Path("/proc").exists():
-        pytest.skip("the task's process is found through /proc")
-    run = deployment.run("retrying_operator", "task_drained", gated(2))
-    run.wait_for_claims(2)
-    run.wait_for_log("work", "2 running")
-
-    os.kill(run.process_of("work"), signal.SIGTERM)
-    run.wait_for("work", "running", try_number=2)
-    run.wait_for_log("work", "attached to job execution", try_number=2)
-    assert "goes on without this task; a retry attaches to it" in run.log("work", try_number=1)
-    run.open()
-
-    assert run.ends() == "success"
-    assert run.execution().status.value == "COMPLETED"
-    assert run.begun() == {"p0": 1, "p1": 1}
+# --- what Airflow shows ----------------------------------------------------------------------------------------------
 
 
 @story
@@ -447,3 +221,60 @@ def test_the_summary_is_small_and_nothing_else_goes_through_xcom(deployment: Dep
     assert isinstance(run.xcom("plan"), int)
     with pytest.raises(AirflowApiError, match="404"):
         run.xcom("plan", key="partitions")
+
+
+@story
+def test_a_task_has_its_link_while_it_waits_and_the_page_asks_who_is_there(deployment: Deployment) -> None:
+    run = deployment.run("both_waits", "linked", gated(1))
+    run.wait_for_log("blocking", "1 running")
+    link = run.links("blocking")["Partitions"]
+    (mine,) = [one for one in run.executions() if one.manager["task_id"] == "blocking"]
+    assert link == f"/dbpartition/dbpartition_default/executions/{mine.job_execution_id}"
+
+    page = f"{deployment.airflow.base_url}{link}"
+    assert httpx.get(page, trust_env=False).status_code == 401
+    shown = httpx.get(page, trust_env=False, headers={"Authorization": f"Bearer {deployment.api.token()}"})
+    assert (shown.status_code, "both_waits.blocking" in shown.text) == (200, True)
+
+    run.open()
+    assert run.ends() == "success"
+    assert run.links("blocking")["Partitions"] == link
+
+
+@story
+def test_airflow_lists_the_provider(deployment: Deployment) -> None:
+    (ours,) = [row for row in airflow_lists(deployment, "providers", "list") if "dbpartition" in str(row)]
+    assert ours["package_name"] == "airflow-dbpartition"
+
+
+@story
+def test_airflow_lists_the_plugin_with_its_listener_and_its_pages(deployment: Deployment) -> None:
+    (ours,) = [row for row in airflow_lists(deployment, "plugins") if row["name"] == "dbpartition"]
+    assert "airflow_dbpartition.listener" in str(ours["listeners"])
+    assert "dbpartition" in str(ours["fastapi_apps"])
+
+
+@story
+def test_airflow_has_no_import_errors(deployment: Deployment) -> None:
+    assert airflow_lists(deployment, "dags", "list-import-errors") == []
+
+
+def test_nothing_was_ever_done_twice_and_nothing_succeeded_over_a_failure(deployment: Deployment) -> None:
+    """The last of all."""
+    assert_nothing_was_done_twice(deployment)
+
+
+def airflow_lists(deployment: Deployment, *words: str) -> list[dict[str, Any]]:
+    """What an `airflow` command lists; its warnings come before, on the same stream."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "airflow", *words, "--output", "json"],
+        env=deployment.airflow.environment(),
+        cwd=deployment.airflow.home,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = ran.stdout.strip().splitlines()[-1]
+    return list(json.loads(rows)) if rows.startswith("[") else []

@@ -350,6 +350,46 @@ def test_a_drained_process_detaches_and_a_killed_one_stops_and_neither_returns(
     assert latest(connected).status.value == status
 
 
+def leaving(kind: str, this: Try) -> tuple[Any, Try]:
+    """A task that gives its slot back by itself once it has launched or looked, and its try."""
+    if kind == "plan":
+        return operator(), this
+    if kind == "deferred operator":
+        return waiting(deferrable=True), this
+    options: dict[str, Any] = {"deferrable": True} if kind == "deferred sensor" else {"mode": "reschedule"}
+    return sensor(execute(operator(), this), **options), this.of("wait")
+
+
+LEAVING = ["plan", "deferred operator", "deferred sensor", "rescheduled sensor"]
+
+
+@pytest.mark.parametrize("kind", LEAVING)
+def test_a_drained_process_that_leaves_by_itself_spends_no_retry(
+    connected: JobRepository, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    says(monkeypatch, "running")
+    made, this = leaving(kind, Try())
+    made.on_kill()
+    if kind == "plan":
+        assert execute(made, this) == latest(connected).job_execution_id
+    else:
+        with pytest.raises((TaskDeferred, AirflowRescheduleException)):
+            execute(made, this)
+    assert latest(connected).status.value == "STARTING"
+
+
+@pytest.mark.parametrize("kind", LEAVING)
+def test_a_killed_process_that_would_leave_by_itself_stops_the_execution(
+    connected: JobRepository, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    says(monkeypatch, "failed")
+    made, this = leaving(kind, Try())
+    made.on_kill()
+    with pytest.raises(InterruptedTaskError, match="is STOPPED"):
+        execute(made, this)
+    assert latest(connected).status.value == "STOPPED"
+
+
 def test_an_outage_of_the_database_is_waited_out(
     postgres: Database, postgres_repository: JobRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

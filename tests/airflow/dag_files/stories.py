@@ -50,38 +50,8 @@ with dag("both_waits"):
 with dag("plan_then_sensor"):
     sensor("wait", plan(), deferrable=False)
 
-with dag("plan_then_deferred_sensor"):
-    sensor("wait", plan())
-
 with dag("plan_then_retrying_sensor"):
     sensor("wait", plan(), deferrable=False, mode="reschedule", retries=1, retry_delay=SOON)
-
-with dag("plan_then_poking_sensor"):
-    sensor("wait", plan(), deferrable=False, mode="poke")
-
-with dag("plan_then_impatient_poke"):
-    sensor("wait", plan(), deferrable=False, mode="poke", timeout=2, soft_fail=True)
-
-with dag("plan_then_impatient_deferral"):
-    sensor("wait", plan(), timeout=5)
-
-with dag("plan_then_soft_sensor"):
-    sensor("wait", plan(), soft_fail=True)
-
-with dag("deferring_operator"):
-    operator(deferrable=True)
-
-with dag("blocking_operator"):
-    operator(deferrable=False)
-
-with dag("retrying_operator"):
-    operator(deferrable=False, retries=1, retry_delay=SOON)
-
-with dag("timed_operator"):
-    operator(deferrable=False, execution_timeout=timedelta(seconds=6))
-
-with dag("late_operator"):
-    operator(deferrable=True, timeout=5, retries=1, retry_delay=SOON)
 
 
 def raises(grid_size: int) -> Iterator[dict[str, Any]]:
