@@ -129,12 +129,14 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
                     return self._wait(repository, address, context, job_execution_id, timeout_s=left_s)
             return self._defer_or_conclude(context, address, datetime.now(timezone.utc) + self._patience)
 
-    def execute_launched(self, context: Context, event: JsonObject | None = None, *, give_up_at: str) -> Any:
+    def execute_launched(self, context: Context, event: JsonObject | None = None, *, give_up_at: str = "") -> Any:
         """Resumed: the job that was waited for by name has been launched."""
         if event is not None:
             self.log.info("resumed: %s", event.get("message"))
         with airflow_errors():
-            return self._defer_or_conclude(context, self._hook().address(), datetime.fromisoformat(give_up_at))
+            # dag.test() hands over the event, and none of what the task deferred with.
+            until = datetime.fromisoformat(give_up_at) if give_up_at else datetime.now(timezone.utc) + self._patience
+            return self._defer_or_conclude(context, self._hook().address(), until)
 
     def _defer_or_conclude(self, context: Context, address: RepositoryAddress, give_up_at: datetime) -> Any:
         with opened(address) as repository:
@@ -274,7 +276,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
                 job_name=identity.job_name,
                 job_key=identity.job_key,
                 repository_conn_id=self._value("repository_conn_id"),
-                poll_interval_s=self._poll_interval_s(),
+                poll_interval_s=min(self._poll_interval_s(), self._hook().address().longest_poll_interval_s),
             ),
             method_name="execute_launched",
             kwargs={"give_up_at": give_up_at.isoformat()},

@@ -33,7 +33,8 @@ class PartitionCompletionTrigger(BaseTrigger):
     """Waits for a job execution, or its latest restart, and fires once; what the task says is decided by the task.
 
     Only ids travel, and running it again, here or in another triggerer, does no harm. All waits of a triggerer share
-    one connection and one query a tick. An outage of the database is waited out.
+    one connection and one query a tick; on PostgreSQL it also tells them of an end at once. An outage of the database
+    is waited out.
 
     Args:
         job_execution_id: the execution.

@@ -8,6 +8,7 @@ import queue
 import select
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -103,6 +104,8 @@ class Heartbeat:
         self._beat_now = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
+        for fd in (self._wake_read, self._wake_write):
+            weakref.finalize(self, os.close, fd)
         self._threads: list[threading.Thread] = []
 
     # --- called by the main thread -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import struct
 import tempfile
 import time
+import weakref
 
 _FORMAT = struct.Struct("d")
 
@@ -16,6 +17,7 @@ class Lifeline:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        weakref.finalize(self, os.close, fd)
         self._memory = mmap.mmap(fd, mmap.PAGESIZE)
 
     @classmethod

@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -101,8 +102,9 @@ class Worker:
         self._settling = Settling(self._repository, self._recovery, self.metrics)
         self._lifeline = Lifeline.create()
         self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+            weakref.finalize(self, os.close, fd)  # not before: a thread of the user's may still wake us
         self._executor = self._make_executor(logging or {})
         self._heartbeat = Heartbeat(
             database,

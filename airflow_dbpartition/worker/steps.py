@@ -69,7 +69,7 @@ def _origin(function: StepFunction) -> tuple[str, str]:
 
 
 def _shown(function: StepFunction) -> str:
-    return ":".join(_place(function))
+    return ".".join(_place(function))
 
 
 def _place(function: StepFunction) -> tuple[str, str]:

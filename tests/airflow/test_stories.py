@@ -226,6 +226,7 @@ def test_the_summary_is_small_and_nothing_else_goes_through_xcom(deployment: Dep
 @story
 def test_a_task_has_its_link_while_it_waits_and_the_page_asks_who_is_there(deployment: Deployment) -> None:
     run = deployment.run("both_waits", "linked", gated(1))
+    run.wait_for("blocking", "running")
     run.wait_for_log("blocking", "1 running")
     link = run.links("blocking")["Partitions"]
     (mine,) = [one for one in run.executions() if one.manager["task_id"] == "blocking"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -517,3 +518,14 @@ def test_a_job_that_was_not_launched_is_not_found(jobs: LocalJobRepository) -> N
         jobs.results("dag.task")
     with pytest.raises(JobExecutionNotFoundError, match="there is no job execution 99"):
         jobs.errors(99)
+
+
+def test_one_block_after_the_other_leaves_no_descriptor(tmp_path: Path) -> None:
+    def use_once() -> int:
+        with local_worker(tmp_path):
+            pass
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    first = use_once()
+    assert [use_once() for _ in range(3)] == [first] * 3

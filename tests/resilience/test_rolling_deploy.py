@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from airflow_dbpartition.domain import JobIdentity, PartitionStatus
+from airflow_dbpartition.assignment import AssignmentStrategy, RoundRobin, Unassigned
+from airflow_dbpartition.domain import JobIdentity, JobSettings, PartitionStatus
 from airflow_dbpartition.launching import Job, Launcher
 from tests.resilience.conftest import LONG
 from tests.resilience.ledgers import HERE, STEP, Ledgers
@@ -18,7 +19,7 @@ from tests.worker.processes import Job as RunningJob
 RELEASES = HERE / "steps_of_releases.py"
 ONCE_OR_OFTEN = range(3 if LONG else 1)
 NODES = 3
-WAVE, NEW_WORK = 45, 15  # partitions of a replacement, and of a release's own step: 150 a roll
+WAVE, NEW_WORK = 45, 15  # partitions of a replacement, and of a release's own step: some 150 a roll
 
 
 @pytest.mark.timeout(120)
@@ -45,14 +46,21 @@ def _deploy(fleet: Fleet, ledgers: Ledgers, *, executor: str, rolls: int) -> Non
     jobs: list[RunningJob] = []
     steps_of: dict[int, int] = {}  # of the jobs whose step is new: the release that brought it
 
-    def launch(name: str, count: int, *, step: str = STEP) -> RunningJob:
+    def launch(name: str, count: int, *, step: str = STEP, strategy: AssignmentStrategy | None = None) -> RunningJob:
         plan = [
             *ledgers.plan(count // 3, transferable=True, prefix="movable", units=2, pause_s=0.1),
             *ledgers.plan(count - count // 3, transferable="until_started", prefix="once", units=2, pause_s=0.1),
         ]
-        launched = launcher.launch(Job(JobIdentity(name), step, lambda _grid_size: plan))
-        jobs.append(RunningJob(fleet, launched.job_execution_id))
+        job = Job(JobIdentity(name), step, lambda _grid_size: plan, strategy=strategy or RoundRobin())
+        jobs.append(RunningJob(fleet, launcher.launch(job).job_execution_id))
         return jobs[-1]
+
+    def keep_busy(node: Node) -> None:
+        """Let the node run what takes longer than an interrupted partition is given, while much else waits."""
+        long = ledgers.plan(1, transferable="until_started", prefix="long", units=2, pause_s=1.3)
+        pinned = fleet.submit(long, to=node.node_id, settings=JobSettings(stealing=False), step=STEP, priority=1)
+        jobs.append(pinned)
+        pinned.wait_for("long0", status="CLAIMED")
 
     running = [_start(fleet, release=0, number=number, executor=executor) for number in range(NODES)]
     for node in running:
@@ -62,22 +70,25 @@ def _deploy(fleet: Fleet, ledgers: Ledgers, *, executor: str, rolls: int) -> Non
     for release in range(1, rolls + 1):
         for number in range(NODES):
             leaving = running.pop(0)
-            _wait_until_at_work(fleet, leaving, launch(f"release {release}, replacement {number}", WAVE))
+            wave = launch(f"release {release}, replacement {number}", WAVE)
+            keep_busy(leaving)
+            assert wave.counts()["PENDING"] > 0
             leaving.send(signal.SIGTERM)
             running.append(_start(fleet, release=release, number=number, executor=executor))
             running[-1].wait_until_live()
-            if number == 0:
-                job = launch(f"release {release}, its own step", NEW_WORK, step=f"ledger of release {release}")
-                steps_of[job.id] = release
             assert leaving.exits() == 0
             left.append(leaving)
+            if number == 0:
+                wave.ends()  # so that the old ones are idle, and would take what they do not know
+                step = f"ledger of release {release}"
+                steps_of[launch(step, NEW_WORK, step=step, strategy=Unassigned()).id] = release
     rolled_s = time.monotonic() - begun
     assert [job.ends() for job in jobs] == ["COMPLETED"] * len(jobs)
 
     verdict = ledgers.verdict([job.id for job in jobs])
     print(f"{rolls} roll(s) of {NODES} nodes in {rolled_s:.1f} s, executor {executor}: {verdict}")
     assert verdict.faults == []
-    assert verdict.entered == rolls * (NODES * WAVE + NEW_WORK)
+    assert verdict.entered == rolls * (NODES * (WAVE + 1) + NEW_WORK)
     assert verdict.entered_again == 0
     assert {row.attempt for job in jobs for row in job.partitions().values()} == {1}
     assert {event for job in jobs for event in job.events()} <= {"reassigned", "stolen", "released"}
