@@ -21,7 +21,7 @@ from sqlalchemy import Table, select
 
 from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig
-from airflow_dbpartition.demo.airflow_api import AirflowApi
+from airflow_dbpartition.demo.airflow_api import AirflowApi, AirflowApiError
 from airflow_dbpartition.demo.airflow_processes import AirflowProcesses
 from airflow_dbpartition.demo.embedded import EmbeddedPostgres
 from airflow_dbpartition.demo.processes import Guard, SessionProcess, free_port, log_tail, process_table
@@ -285,7 +285,12 @@ class Run:
         """Wait until the task has said something: it is then as far as that."""
 
         def is_said() -> bool:
-            return words in self.log(task_id, try_number=try_number, map_index=map_index)
+            try:
+                return words in self.log(task_id, try_number=try_number, map_index=map_index)
+            except AirflowApiError as error:
+                if error.status != 404:
+                    raise
+                return False  # not begun, or not expanded yet
 
         wait_until(is_said, f"{task_id} of {self.run_id} logs {words!r}", every_s=0.7)
 

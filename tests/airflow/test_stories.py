@@ -5,16 +5,19 @@ What clicks, limits and lost processes do is in `semantics`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from airflow_dbpartition.demo.airflow_api import AirflowApiError
+from airflow_dbpartition.demo.processes import SessionProcess, free_port, log_tail
 from tests.airflow.deployment import (
     PASSWORD,
     PATIENCE_S,
@@ -23,6 +26,7 @@ from tests.airflow.deployment import (
     assert_nothing_was_done_twice,
     gated,
     summary_without_moment,
+    wait_until,
 )
 from tests.airflow.stories import story
 
@@ -232,10 +236,11 @@ def test_a_task_has_its_link_while_it_waits_and_the_page_asks_who_is_there(deplo
     (mine,) = [one for one in run.executions() if one.manager["task_id"] == "blocking"]
     assert link == f"/dbpartition/dbpartition_default/executions/{mine.job_execution_id}"
 
-    page = f"{deployment.airflow.base_url}{link}"
-    assert httpx.get(page, trust_env=False).status_code == 401
-    shown = httpx.get(page, trust_env=False, headers={"Authorization": f"Bearer {deployment.api.token()}"})
-    assert (shown.status_code, "both_waits.blocking" in shown.text) == (200, True)
+    with api_server_that_asks(deployment) as base_url:
+        page = f"{base_url}{link}"
+        assert httpx.get(page, trust_env=False).status_code == 401
+        shown = httpx.get(page, trust_env=False, headers={"Authorization": f"Bearer {deployment.api.token()}"})
+        assert (shown.status_code, "both_waits.blocking" in shown.text) == (200, True)
 
     run.open()
     assert run.ends() == "success"
@@ -263,6 +268,35 @@ def test_airflow_has_no_import_errors(deployment: Deployment) -> None:
 def test_nothing_was_ever_done_twice_and_nothing_succeeded_over_a_failure(deployment: Deployment) -> None:
     """The last of all."""
     assert_nothing_was_done_twice(deployment)
+
+
+@contextlib.contextmanager
+def api_server_that_asks(deployment: Deployment) -> Iterator[str]:
+    """A second API server; to the deployment's own, everybody is an administrator."""
+    port = free_port()
+    server = SessionProcess(
+        [sys.executable, "-m", "airflow", "api-server"],
+        log_path=deployment.airflow.log_path("second-api-server"),
+        environment={
+            **deployment.airflow.environment(),
+            "AIRFLOW__API__PORT": str(port),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+        },
+        cwd=deployment.airflow.home,
+    )
+    base_url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert server.exit_code is None, log_tail(server.log_path)
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{base_url}/api/v2/version", trust_env=False, timeout=PATIENCE_S).status_code == 200
+        return False
+
+    try:
+        wait_until(answers, "the second API server answers")
+        yield base_url
+    finally:
+        server.kill()
 
 
 def airflow_lists(deployment: Deployment, *words: str) -> list[dict[str, Any]]:

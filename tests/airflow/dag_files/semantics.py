@@ -21,6 +21,8 @@ from airflow_dbpartition.sensors import PartitionCompletionSensor
 
 PARTITIONS = "{{ dag_run.conf['partitions'] }}"
 RETRIES: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+# Airflow spends a try every few seconds while tasks cannot reach its API server, which a slow machine starts slowly.
+MANY_RETRIES: dict[str, Any] = {**RETRIES, "retries": 20}
 TIMEOUT_S = 5
 EXECUTION_TIMEOUT = timedelta(seconds=8)
 
@@ -112,6 +114,8 @@ for way, waits in OPERATORS.items():
     with dag(f"timed_{way}"):
         held = {"partitioner": HeldPartitioner()} if way == "planning" else {}
         plan("work", execution_timeout=EXECUTION_TIMEOUT, **waits, **held)
+    with dag(f"persistent_{way}"):
+        plan("work", **waits, **held, **MANY_RETRIES)
     with dag(f"impatient_{way}"):
         work = plan("work", timeout=TIMEOUT_S, **waits, **RETRIES)
         if way == "planning":
@@ -124,6 +128,8 @@ for way, waits in SENSORS.items():
         sensor(plan("plan"), **waits)
     with dag(f"retrying_{way}"):
         sensor(plan("plan"), **waits, **RETRIES)
+    with dag(f"persistent_{way}"):
+        sensor(plan("plan"), **waits, **MANY_RETRIES)
     with dag(f"paused_{way}"):
         sensor(plan("plan"), **waits)
     with dag(f"lingering_{way}"):

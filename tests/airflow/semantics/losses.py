@@ -173,8 +173,17 @@ def api_server_restarted(deployment: Deployment, way: Way) -> Iterator[None]:
     yield from still_waits_after(deployment, way, "api_server_restarted")
 
 
+def api_server_restarted_under_a_process(deployment: Deployment, way: Way) -> Iterator[None]:
+    """Whether Airflow gives the process up depends on how long the server is away; the work does not."""
+    run = launch_and_wait(deployment, way, "api_server_restarted", variant="persistent")
+    yield
+    assert run.execution().status.value == "STARTED"
+    until_all_is_done(run, way)
+    assert_done_once_by_one_execution(run)
+
+
 def api_server_restarted_while_it_plans(deployment: Deployment, way: Way) -> Iterator[None]:
-    run = launch(deployment, way, "api_server_restarted", variant="held")
+    run = launch(deployment, way, "api_server_restarted", variant="persistent")
     until_planning(run)
     yield
     run.let_plan()

@@ -143,8 +143,14 @@ TABLE = (
                     **absent((BLOCKING, DEFERRING), "has no sensor"),
                     **absent([PLANNING], "see the sensors"),
                     **proven(
-                        SENSORS,
-                        "the execution goes on: the sensor has taken it over. Mark the sensor to stop it",
+                        [POKING],
+                        "Airflow makes the sensor `upstream_failed`; execution and partitions STOPPED",
+                        clicks.mark_the_operator_failed_while_its_sensor_waits,
+                    ),
+                    **proven(
+                        (RESCHEDULING, WATCHING),
+                        "Airflow makes the sensor `upstream_failed` and tells nobody; the execution ends by itself: "
+                        "mark the sensor to stop it",
                         clicks.mark_the_operator_failed_while_its_sensor_waits,
                     ),
                 },
@@ -476,10 +482,16 @@ TABLE = (
                 "api_server_restarted",
                 "API server restarted",
                 {
-                    **proven(WAITING, "nothing: the same try waits on", losses.api_server_restarted),
+                    **proven(IN_TRIGGERER, "nothing: the same try waits on", losses.api_server_restarted),
+                    **proven(
+                        (*IN_PROCESS, RESCHEDULING),
+                        "the execution goes on; a try that Airflow cannot hear (`max_failed_heartbeats`) or start "
+                        "meanwhile fails, and a retry waits on: give it some, with a delay",
+                        losses.api_server_restarted_under_a_process,
+                    ),
                     **proven(
                         [PLANNING],
-                        "nothing: the same try plans on",
+                        "while the partitioner runs: the plan is written once, by this try or by a retry",
                         losses.api_server_restarted_while_it_plans,
                     ),
                 },
