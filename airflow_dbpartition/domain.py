@@ -13,6 +13,7 @@ from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.storable import JsonObject, NotStorableError, check_json, dump_json
 
 DEFAULT_NODE_GROUP = "default"
+JOB_NAME_LENGTH = 250
 
 
 class _Text(str, Enum):
@@ -195,8 +196,10 @@ class JobIdentity:
     parameters: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.job_name or len(self.job_name) > 250:
-            raise ConfigurationError(f"expected job_name to have 1 to 250 characters, got {self.job_name!r}")
+        if not self.job_name or len(self.job_name) > JOB_NAME_LENGTH:
+            raise ConfigurationError(
+                f"expected job_name to have 1 to {JOB_NAME_LENGTH} characters, got {self.job_name!r}"
+            )
 
     @property
     def job_key(self) -> str:

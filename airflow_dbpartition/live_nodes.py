@@ -10,7 +10,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_dbpartition import templated
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP
 from airflow_dbpartition.errors import DatabaseError
-from airflow_dbpartition.hooks import DEFAULT_CONN_ID
+from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.repository_task import RepositoryTask
 from airflow_dbpartition.task_outcome import airflow_errors
 
@@ -62,10 +62,10 @@ class LiveNodesSensor(RepositoryTask, BaseSensorOperator):
         """One look. An outage of the database is waited out, within the sensor's timeout."""
         wanted, group, step = (self._value(name) for name in ("min_nodes", "node_group", "step"))
         with airflow_errors():
-            hook = self._hook()
+            address = self._hook().address()
+            within_s = address.timings.unreachable_after_s
             try:
-                with hook.repository() as repository:
-                    within_s = hook.address().timings.unreachable_after_s
+                with opened(address) as repository:
                     live = repository.nodes.live(node_group=group, within_s=within_s, step=step)
             except DatabaseError as error:
                 self.log.warning("%s; the wait goes on", error)

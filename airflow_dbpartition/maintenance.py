@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID
-from airflow_dbpartition.repository_task import RepositoryTask
+from airflow_dbpartition.repository_task import JOB_READERS, JobTask, RepositoryTask
 from airflow_dbpartition.task_outcome import airflow_errors
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from airflow_dbpartition.domain import JobExecution
-    from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.storable import JsonObject
-
-NAME_LENGTH = 250
 
 _PURGE_READERS: dict[str, templated.Reader] = {
     "older_than": templated.duration_s,
@@ -26,9 +22,7 @@ _PURGE_READERS: dict[str, templated.Reader] = {
 }
 
 _STOP_READERS: dict[str, templated.Reader] = {
-    "job_execution_id": templated.optional(templated.integer(1)),
-    "job_name": templated.optional(templated.text(NAME_LENGTH)),
-    "job_parameters": templated.optional(templated.json_object),
+    **JOB_READERS,
     "reason": templated.text(1000),
     "repository_conn_id": templated.conn_id,
 }
@@ -64,7 +58,7 @@ class PurgeJobRepositoryOperator(RepositoryTask):
         return dict(purged)
 
 
-class StopJobExecutionOperator(RepositoryTask):
+class StopJobExecutionOperator(JobTask):
     """Asks a job to stop, as a person would; returns the status that it then has.
 
     PENDING partitions are STOPPED at once, running ones when their workers hear of it. Whoever waits for the job fails
@@ -111,13 +105,3 @@ class StopJobExecutionOperator(RepositoryTask):
             status = repository.executions.stop(target.job_execution_id, reason=self._value("reason"))
         self.log.info("job execution %d is %s", target.job_execution_id, status)
         return status.value
-
-    def _target(self, repository: JobRepository) -> JobExecution | None:
-        from airflow_dbpartition.domain import JobIdentity
-
-        name, job_execution_id = self._value("job_name"), self._value("job_execution_id")
-        self._refuse_two_targets(job_execution_id, name)
-        if name is not None:
-            identity = JobIdentity(name, self._value("job_parameters") or {})
-            return repository.reading.latest(identity.job_name, identity.job_key)
-        return repository.reading.latest_of_instance(job_execution_id)

@@ -13,7 +13,7 @@ from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_dbpartition import templated
-from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, ExecutionStatus, JobIdentity, JobSettings
+from airflow_dbpartition.domain import DEFAULT_NODE_GROUP, JOB_NAME_LENGTH, ExecutionStatus, JobIdentity, JobSettings
 from airflow_dbpartition.errors import ConfigurationError, JobExecutionNotFoundError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, AirflowEnvironment, opened
 from airflow_dbpartition.maintenance import PurgeJobRepositoryOperator, StopJobExecutionOperator
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PartitionedStepOperator", "PurgeJobRepositoryOperator", "StopJobExecutionOperator"]
 
-NAME_LENGTH = 250
 
 _READERS: dict[str, templated.Reader] = {
     "step": templated.text(200),
@@ -54,7 +53,7 @@ _READERS: dict[str, templated.Reader] = {
     "partition_timeout": templated.optional(templated.duration_s),
     "fail_fast": templated.flag,
     "priority": templated.integer(-1_000_000),
-    "job_name": templated.optional(templated.text(NAME_LENGTH)),
+    "job_name": templated.optional(templated.text(JOB_NAME_LENGTH)),
     "job_parameters": templated.optional(templated.json_object),
     "on_clear": templated.one_of("restart", "rerun"),
     "if_complete": templated.one_of("return", "fail", "rerun"),
@@ -227,7 +226,7 @@ class PartitionedStepOperator(TaskWait):
                 verdict = self._look(repository, address, job_execution_id)
             deadline = verdict.execution.deadline
             give_up_at = None if deadline is None else deadline + timedelta(seconds=DEFERRAL_GRACE_S)
-            return self._conclude_or_defer(context, verdict, give_up_at)
+            return self._conclude_or_defer(context, address, verdict, give_up_at)
 
     # --- launching ---------------------------------------------------------------------------------------------
 
@@ -359,9 +358,9 @@ def _fingerprint(step: str, partitioner: Any) -> str:
 
 
 def _shortened(name: str) -> str:
-    if len(name) <= NAME_LENGTH:
+    if len(name) <= JOB_NAME_LENGTH:
         return name
-    return f"{name[: NAME_LENGTH - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{name[: JOB_NAME_LENGTH - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _checked_partitioner(partitioner: Any) -> Any:

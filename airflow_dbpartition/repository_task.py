@@ -1,18 +1,29 @@
-"""RepositoryTask: what every task of ours has in common: a connection, and arguments that may be templates."""
+"""What our tasks have in common: a connection, arguments that may be templates, and how a job is named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
 from airflow_dbpartition import templated
+from airflow_dbpartition.domain import JOB_NAME_LENGTH, JobIdentity
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.hooks import JobRepositoryHook
 
+if TYPE_CHECKING:
+    from airflow_dbpartition.domain import JobExecution
+    from airflow_dbpartition.repository import JobRepository
+
 Readers = Mapping[str, templated.Reader]
+
+JOB_READERS: Readers = {
+    "job_execution_id": templated.optional(templated.integer(1)),
+    "job_name": templated.optional(templated.text(JOB_NAME_LENGTH)),
+    "job_parameters": templated.optional(templated.json_object),
+}
 
 
 class RepositoryTask(BaseOperator):
@@ -52,6 +63,14 @@ class RepositoryTask(BaseOperator):
             if not templated.is_template(value):
                 self._read(name, value)
 
+
+class JobTask(RepositoryTask):
+    """A task about a job that somebody launches, named by its execution's id or by its name (`JOB_READERS`)."""
+
+    job_execution_id: Any
+    job_name: str | None
+    job_parameters: Mapping[str, Any] | None
+
     def _refuse_two_targets(self, job_execution_id: Any, job_name: Any) -> None:
         """A job is named by its execution's id or by its name; which of two templates comes out as None is seen later.
 
@@ -64,3 +83,15 @@ class RepositoryTask(BaseOperator):
                 f"task {self.task_id!r}: expected job_execution_id, or job_name with job_parameters where the job has "
                 f"any, got job_execution_id={job_execution_id!r}, job_name={job_name!r}"
             )
+
+    def _target(self, repository: JobRepository) -> JobExecution | None:
+        """The latest execution of the job; None: a job that has not been launched yet."""
+        job_execution_id, name = self._value("job_execution_id"), self._value("job_name")
+        self._refuse_two_targets(job_execution_id, name)
+        if name is None:
+            return repository.reading.latest_of_instance(job_execution_id)
+        identity = self._named_identity()
+        return repository.reading.latest(identity.job_name, identity.job_key)
+
+    def _named_identity(self) -> JobIdentity:
+        return JobIdentity(self._value("job_name"), self._value("job_parameters") or {})

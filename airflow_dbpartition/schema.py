@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 
 from airflow_dbpartition.dialects import BigId, JsonValue, LongText, UtcDateTime
+from airflow_dbpartition.domain import JOB_NAME_LENGTH
 
 VERSION_TABLE = "dbpartition_alembic_version"
 WORK_CHANNEL = "dbpartition_work"
@@ -125,7 +126,7 @@ def build_tables(schema: str | None = None) -> Tables:
         "batch_job_instances",
         metadata,
         Column("job_instance_id", BigId, primary_key=True, autoincrement=True),
-        Column("job_name", String(250), nullable=False),
+        Column("job_name", String(JOB_NAME_LENGTH), nullable=False),
         Column("job_key", String(64), nullable=False),
         Column("generation", Integer, nullable=False),
         Column("parameters", JsonValue, nullable=False),

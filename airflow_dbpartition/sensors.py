@@ -21,6 +21,7 @@ from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.live_nodes import LiveNodesSensor
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
+from airflow_dbpartition.repository_task import JOB_READERS, JobTask
 from airflow_dbpartition.task_outcome import airflow_errors
 from airflow_dbpartition.task_wait import TaskWait
 
@@ -29,21 +30,18 @@ if TYPE_CHECKING:
 
     from airflow_dbpartition.aggregating import Aggregator
     from airflow_dbpartition.connections import RepositoryAddress
-    from airflow_dbpartition.domain import JobExecution, JobIdentity
+    from airflow_dbpartition.domain import JobExecution
     from airflow_dbpartition.repository import JobRepository
     from airflow_dbpartition.storable import JsonObject
     from airflow_dbpartition.waiting import Verdict
 
 __all__ = ["LiveNodesSensor", "PartitionCompletionSensor"]
 
-NAME_LENGTH = 250
 # Airflow fails a task that is queued again before its scheduler has heard how the last look ended.
 LEAST_RESCHEDULE_S = 5.0
 
 _READERS: dict[str, templated.Reader] = {
-    "job_execution_id": templated.optional(templated.integer(1)),
-    "job_name": templated.optional(templated.text(NAME_LENGTH)),
-    "job_parameters": templated.optional(templated.json_object),
+    **JOB_READERS,
     "restart_failed": templated.flag,
     "no_nodes_timeout": templated.optional(templated.duration_s),
     "on_sigterm": templated.one_of("detach", "stop"),
@@ -51,7 +49,7 @@ _READERS: dict[str, templated.Reader] = {
 }
 
 
-class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
+class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
     """Succeeds when every partition has COMPLETED; its return value is the summary (counts, summed counters).
 
     It follows restarts: the latest execution of the same instance is what counts. `mode="poke"`, `mode="reschedule"`
@@ -123,11 +121,11 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             return self._poke_or_reschedule(context)
         with airflow_errors():
             address = self._hook().address()
+            if self.deferrable:
+                return self._defer_or_conclude(context, address, datetime.now(timezone.utc) + self._patience)
             with opened(address) as repository:
-                if not self.deferrable:
-                    job_execution_id, left_s = self._begin_once_launched(repository, address, context)
-                    return self._wait(repository, address, context, job_execution_id, timeout_s=left_s)
-            return self._defer_or_conclude(context, address, datetime.now(timezone.utc) + self._patience)
+                job_execution_id, left_s = self._begin_once_launched(repository, address, context)
+                return self._wait(repository, address, context, job_execution_id, timeout_s=left_s)
 
     def execute_launched(self, context: Context, event: JsonObject | None = None, *, give_up_at: str = "") -> Any:
         """Resumed: the job that was waited for by name has been launched."""
@@ -142,10 +140,10 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         with opened(address) as repository:
             job_execution_id = self._begin(repository, address, context)
             if job_execution_id is None:
-                self._defer_until_launched(give_up_at)
+                self._defer_until_launched(address, give_up_at)
             self._heed_sigterm(context, job_execution_id, is_leaving=True)
             verdict = self._look(repository, address, job_execution_id)
-        return self._conclude_or_defer(context, verdict, give_up_at)
+        return self._conclude_or_defer(context, address, verdict, give_up_at)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """One look.
@@ -206,22 +204,8 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
     def _patience(self) -> timedelta:
         return timedelta(seconds=self.timeout)
 
-    def _target(self, repository: JobRepository) -> JobExecution | None:
-        """The latest execution of what is waited for; None: a job that has not been launched yet."""
-        name = self._value("job_name")
-        self._refuse_two_targets(self._value("job_execution_id"), name)
-        if name is None:
-            return repository.reading.latest_of_instance(self._value("job_execution_id"))
-        identity = self._identity()
-        return repository.reading.latest(identity.job_name, identity.job_key)
-
-    def _identity(self) -> JobIdentity:
-        from airflow_dbpartition.domain import JobIdentity
-
-        return JobIdentity(self._value("job_name"), self._value("job_parameters") or {})
-
     def _described(self) -> str:
-        identity = self._identity()
+        identity = self._named_identity()
         return f"job {identity.job_name!r} with the parameters {dict(identity.parameters)!r}"
 
     def _begin(self, repository: JobRepository, address: RepositoryAddress, context: Context) -> int | None:
@@ -263,20 +247,20 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
             self._pause(min(self._poll_interval_s(), left_s))
             self._heed_sigterm_before_launch()
 
-    def _defer_until_launched(self, give_up_at: datetime) -> NoReturn:
+    def _defer_until_launched(self, address: RepositoryAddress, give_up_at: datetime) -> NoReturn:
         from airflow_dbpartition.triggers import JobLaunchTrigger
 
         left = give_up_at - datetime.now(timezone.utc)
         if left <= timedelta():
             self._never_launched()
         self.log.info("%s has not been launched yet", self._described())
-        identity = self._identity()
+        identity = self._named_identity()
         self.defer(
             trigger=JobLaunchTrigger(
                 job_name=identity.job_name,
                 job_key=identity.job_key,
                 repository_conn_id=self._value("repository_conn_id"),
-                poll_interval_s=min(self._poll_interval_s(), self._hook().address().longest_poll_interval_s),
+                poll_interval_s=self._pause_s(address),
             ),
             method_name="execute_launched",
             kwargs={"give_up_at": give_up_at.isoformat()},
@@ -284,10 +268,7 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
         )
 
     def _never_launched(self) -> NoReturn:
-        message = f"timed out after {self.timeout:g} s: {self._described()} was never launched"
-        if self.soft_fail or self.never_fail:
-            raise AirflowSkipException(f"skipped, since soft_fail is set: {message}")
-        raise AirflowSensorTimeout(message)
+        self._time_is_up(f"timed out after {self.timeout:g} s: {self._described()} was never launched")
 
     def _is_to_restart(self, execution: JobExecution, ti: Any) -> bool:
         """A later try of this sensor, which has not restarted or awaited this very execution yet."""
@@ -346,7 +327,9 @@ class PartitionCompletionSensor(TaskWait, BaseSensorOperator):
 
     def _give_up(self, context: Context, verdict: Verdict, why: str) -> NoReturn:
         stopped = self._stop(context, verdict.job_execution_id, why)
-        message = f"{why}: {verdict.message}; {stopped}"
+        self._time_is_up(f"{why}: {verdict.message}; {stopped}")
+
+    def _time_is_up(self, message: str) -> NoReturn:
         if self.soft_fail or self.never_fail:
             raise AirflowSkipException(f"skipped, since soft_fail is set: {message}")
         raise AirflowSensorTimeout(message)

@@ -90,8 +90,8 @@ class TaskWait(Interruptible, RepositoryTask):
                     verdict = self._look(repository, address, job_execution_id)
             except DatabaseError as error:
                 self.log.warning("%s; the wait goes on", error)
-                self._defer(context, job_execution_id, deadline)
-            return self._conclude_or_defer(context, verdict, deadline)
+                self._defer(context, address, job_execution_id, deadline)
+            return self._conclude_or_defer(context, address, verdict, deadline)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Airflow does not call `on_kill` when a deferral times out, so that case is handled here.
@@ -171,7 +171,7 @@ class TaskWait(Interruptible, RepositoryTask):
         said, failures = "", 0
         try:
             while True:
-                pause_s = min(self._poll_interval_s(), address.longest_poll_interval_s)
+                pause_s = self._pause_s(address)
                 try:
                     sweep(repository, address.timings, continuity)
                     verdict = self._look(repository, address, job_execution_id)
@@ -196,27 +196,34 @@ class TaskWait(Interruptible, RepositoryTask):
             self.log.error(self._stop(context, job_execution_id, "the task's execution_timeout has passed"))
             raise
 
-    def _conclude_or_defer(self, context: Context, verdict: Verdict, give_up_at: datetime | None) -> Any:
+    def _pause_s(self, address: RepositoryAddress) -> float:
+        """Between two looks."""
+        return min(self._poll_interval_s(), address.longest_poll_interval_s)
+
+    def _conclude_or_defer(
+        self, context: Context, address: RepositoryAddress, verdict: Verdict, give_up_at: datetime | None
+    ) -> Any:
         if verdict.is_final:
             return self._conclude(context, verdict)
         self.log.info(verdict.message)
         if give_up_at is not None and datetime.now(timezone.utc) >= give_up_at:
             self._give_up(context, verdict, "the wait has timed out")
-        return self._defer(context, verdict.job_execution_id, give_up_at)
+        return self._defer(context, address, verdict.job_execution_id, give_up_at)
 
-    def _defer(self, context: Context, job_execution_id: int, give_up_at: datetime | None) -> NoReturn:
+    def _defer(
+        self, context: Context, address: RepositoryAddress, job_execution_id: int, give_up_at: datetime | None
+    ) -> NoReturn:
         from airflow_dbpartition.triggers import PartitionCompletionTrigger
 
         timeout = None
         if give_up_at is not None:
             timeout = max(give_up_at - datetime.now(timezone.utc), timedelta(seconds=1))
-        address = self._hook().address()
         self.defer(
             trigger=PartitionCompletionTrigger(
                 job_execution_id=job_execution_id,
                 repository_conn_id=self._value("repository_conn_id"),
                 owner_token=self._token(context),
-                poll_interval_s=min(self._poll_interval_s(), address.longest_poll_interval_s),
+                poll_interval_s=self._pause_s(address),
                 no_nodes_timeout_s=self._no_nodes_timeout_s(address),
             ),
             method_name="execute_complete",

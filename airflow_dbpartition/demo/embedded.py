@@ -52,7 +52,7 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] | None = None,
         port: int | None = None,
         keep_data: bool = False,
-        start_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         self._is_temporary = directory is None
         self.directory = Path(tempfile.mkdtemp(prefix="dbpartition-postgres-")) if directory is None else directory

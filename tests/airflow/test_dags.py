@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_dbpartition.demo.stage import dags_folder
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.airflow.own_airflow import environment_of
 
 # Ends the process at the first connection of any kind: by socket, by libpq, to a SQLite file.
 FORBID = """
@@ -31,16 +29,13 @@ psycopg2.connect = psycopg2._connect = connect
 
 
 def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "DBPARTITION_"))}
-    environment = {
-        **kept,
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder()),
-        "PYTHONPATH": str(ROOT),
-    }
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=home, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=environment_of(home, dags_folder()),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,9 @@ pytest.importorskip("moto")
 
 from airflow_dbpartition.demo.processes import Guard
 from airflow_dbpartition.demo.stage import dags_folder
+from tests.airflow.own_airflow import environment_of
 from tests.airflow.project_dag_runs import MARK
 from tests.worker.sns import CREDENTIALS, moto_server
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +24,13 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What came of each DAG, run once."""
     home = tmp_path_factory.mktemp("airflow")
     guard = Guard()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "DBPARTITION_"))}
     with moto_server(tmp_path_factory.mktemp("moto"), guard) as moto:
         environment = {
-            **kept,
+            **environment_of(home, dags_folder()),
             **CREDENTIALS,
             "AWS_ENDPOINT_URL": moto.url,
             "AWS_DEFAULT_REGION": "us-east-1",
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder()),
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps({"conn_type": "aws"}),
-            "PYTHONPATH": str(ROOT),
         }
         out = ""
         for arguments in (["airflow", "db", "migrate"], ["tests.airflow.project_dag_runs"]):

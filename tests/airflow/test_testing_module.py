@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,7 +32,9 @@ from airflow_dbpartition.worker import ChunkStep, PartitionContext, step
 from airflow_dbpartition.worker import steps as registry
 from airflow_dbpartition.worker.node import Worker
 from tests.airflow.dag_test_runs import EXAMPLES, MARK, PATIENCE_S, greeting_when_awaited
+from tests.airflow.own_airflow import environment_of
 from tests.airflow.worlds import Try
+from tests.modules import import_file
 
 pytestmark = pytest.mark.timeout(PATIENCE_S + 100)
 
@@ -68,14 +68,7 @@ def operator(**options: Any) -> PartitionedStepOperator:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What came of each DAG of `local_dags/`."""
     home = tmp_path_factory.mktemp("airflow")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "DBPARTITION_"))}
-    environment = {
-        **kept,
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "local_dags"),
-        "PYTHONPATH": str(HERE.parents[1]),
-    }
+    environment = environment_of(home, HERE / "local_dags")
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -222,17 +215,6 @@ def test_a_file_of_steps_may_be_imported_in_one_block_after_the_other(tmp_path: 
             assert jobs.results()["ada"] == {"greeting": "Hello, Ada!"}
 
 
-def imported(path: Path, name: str) -> ModuleType:
-    """A file as Airflow and pytest may import it: under a name of their own."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_file_that_was_imported_under_another_name_keeps_its_state_and_its_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps_with_state.py"
     path.write_text(
@@ -242,12 +224,12 @@ def test_a_file_that_was_imported_under_another_name_keeps_its_state_and_its_ste
         "def remember(ctx):\n"
         "    seen.append(ctx.partition_key)\n"
     )
-    module = imported(path, "unusual_prefix_steps_with_state")
+    module = import_file(path, "unusual_prefix_steps_with_state")
     with local_job_repository(tmp_path) as jobs:
         jobs.submit("testing.remember", TWO)
         run_pending(jobs, imports=[str(path)])
     assert module.seen == ["ada", "grace"]
-    assert imported(path, "a_second_copy").remember is registry.find_step("testing.remember")
+    assert import_file(path, "a_second_copy").remember is registry.find_step("testing.remember")
 
 
 def test_a_step_of_another_file_still_clashes(tmp_path: Path) -> None:

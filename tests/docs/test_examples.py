@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -26,20 +25,14 @@ from airflow_dbpartition.partitioners import StandaloneEnvironment, collect_part
 from airflow_dbpartition.repository import JobRepository
 from tests.databases import Database
 from tests.docs.pages import ROOT
+from tests.modules import import_file
 
 EXAMPLES = ROOT / "docs" / "examples"
 DAGS = sorted([*EXAMPLES.glob("*_dag.py"), *(ROOT / "dags").glob("*.py")])
 
 
 def load(path: Path) -> ModuleType:
-    name = f"example_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path, f"example_{path.stem}")
 
 
 class Bench:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from sqlalchemy import text
 
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.worker import PartitionContext, step
+from tests.resilience.outside import write_outside
 
 _PATIENCE_S = 120.0  # nothing waits for ever, not even in a test that has gone wrong
 
@@ -25,7 +25,7 @@ def ledger(ctx: PartitionContext) -> Any:
     `broken_at` is the unit that cannot be done. `held` is where the step waits for the file `gate`: "between" two
     transactions, "inside" an open one (both at the second unit), or "after" the last one.
     """
-    _write_outside(ctx, "entered")
+    write_outside(ctx, "entered")
     held = ctx.context.get("held")
     for unit in range(ctx.checkpoint.get("units", 0), ctx.context["units"]):
         if held == "between" and unit == 1:
@@ -45,29 +45,19 @@ def ledger(ctx: PartitionContext) -> Any:
                 ctx.checkpoint["units"] = unit + 1
                 ctx.counters.write += 1
         except ClaimLostError:
-            _write_outside(ctx, "refused")
+            write_outside(ctx, "refused")
             raise
     if held == "after":
         _wait(ctx)
-    _write_outside(ctx, "done")
+    write_outside(ctx, "done")
     return {"node": ctx.node_id, "key": ctx.idempotency_key}
 
 
 def _wait(ctx: PartitionContext) -> None:
     """Until the gate is there; a stop is heeded where nothing is open."""
-    _write_outside(ctx, "held")
+    write_outside(ctx, "held")
     gate, deadline = Path(ctx.context["gate"]), time.monotonic() + _PATIENCE_S
     while not gate.exists() and time.monotonic() < deadline:
         if ctx.context["held"] == "between":
             ctx.raise_if_stopping()
         time.sleep(0.02)
-
-
-def _write_outside(ctx: PartitionContext, what: str) -> None:
-    line = f"{what} {ctx.idempotency_key} {ctx.attempt} {ctx.node_id} {os.getpid()}\n".encode()
-    descriptor = os.open(ctx.context["outside"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import text
 
 from airflow_dbpartition.worker import ClaimLostError, PartitionContext, step
+from tests.resilience.outside import write_outside
 
 _PATIENCE_S = 120.0  # nothing waits for ever, not even in a test that has gone wrong
 
@@ -18,7 +19,7 @@ _PATIENCE_S = 120.0  # nothing waits for ever, not even in a test that has gone 
 @step("ledger")
 def ledger(ctx: PartitionContext) -> Any:
     """Write `units` entries, each in a transaction of its own, with a pause before each; before the last one `do`."""
-    _write_outside(ctx, "entered")
+    write_outside(ctx, "entered")
     if ctx.attempt <= ctx.context.get("failures", 0):
         raise ValueError(f"attempt {ctx.attempt} is meant to fail")
     if ctx.context.get("kills"):
@@ -42,10 +43,10 @@ def ledger(ctx: PartitionContext) -> Any:
                 ctx.counters.write += 1
                 _hold(ctx, "inside", unit)
         except ClaimLostError:
-            _write_outside(ctx, "refused")
+            write_outside(ctx, "refused")
             raise
         _hold(ctx, "after", unit)
-    _write_outside(ctx, "done")
+    write_outside(ctx, "done")
     return result
 
 
@@ -54,18 +55,8 @@ def _hold(ctx: PartitionContext, where: str, unit: int) -> None:
     hold = ctx.context.get("hold", {})
     if (hold.get("where"), hold.get("unit")) != (where, unit):
         return
-    _write_outside(ctx, "held")
+    write_outside(ctx, "held")
     gate = Path(f"{hold['gate']} of {ctx.node_id.rsplit('-', 1)[0]}")
     deadline = time.monotonic() + _PATIENCE_S
     while not gate.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-
-
-def _write_outside(ctx: PartitionContext, what: str) -> None:
-    line = f"{what} {ctx.idempotency_key} {ctx.attempt} {ctx.node_id} {os.getpid()}\n".encode()
-    descriptor = os.open(ctx.context["outside"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, line)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
