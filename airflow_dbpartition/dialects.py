@@ -7,7 +7,19 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, Text, create_engine, event
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Dialect,
+    Integer,
+    Text,
+    create_engine,
+    event,
+    func,
+    true,
+)
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -19,12 +31,15 @@ from sqlalchemy.types import Double, TypeDecorator, TypeEngine
 
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.errors import ConfigurationError, DatabaseError, DbPartitionError, SchemaError
+from airflow_dbpartition.forks import keep_connections_from_forks
 from airflow_dbpartition.masking import mask_secrets
 from airflow_dbpartition.storable import dump_json
 
 SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
 # The execution option of an engine whose transactions hold nothing but our own statements: none of them idles.
 OWN_TRANSACTION = "dbpartition_own_transaction"
+COMMIT_WITHIN_S = 10
+_SILENCE_IS_LIMITED = "dbpartition_silence_is_limited"  # of a pooled connection to MariaDB
 UPGRADE_HINT = "run `dbpartition db upgrade`"
 GRANTS_HINT = "this user lacks a right; `dbpartition db sql` prints the roles and what each is granted"
 
@@ -224,10 +239,12 @@ def make_engine(config: DatabaseConfig) -> Engine:
         else:
             options["connect_args"] = _mysql_connect_args(config, url)
             engine = create_engine(url, isolation_level="READ COMMITTED", **options)
+            _limit_silence_anew(engine, config)
     except ModuleNotFoundError as error:
         extra = "mysql" if backend in ("mysql", "mariadb") else None
         hint = f"pip install 'airflow-dbpartition[{extra}]'" if extra else f"install {error.name}"
         raise ConfigurationError(f"the driver for {backend} is not installed ({error.name}): {hint}") from None
+    keep_connections_from_forks(engine)
     return engine
 
 
@@ -251,9 +268,10 @@ def _mysql_connect_args(config: DatabaseConfig, url: URL) -> dict[str, Any]:
         f"SESSION lock_wait_timeout = {lock_timeout_s}",  # of whole tables: LOCK TABLES, ALTER TABLE; a day by default
         "SESSION time_zone = '+00:00'",
     ]
+    silence_limit = f"/*M! , SESSION {_mariadb_silence_limit(config)} */"  # a comment, to MySQL
     args: dict[str, Any] = {
         "connect_timeout": max(1, round(config.connect_timeout_s)),
-        "init_command": "SET " + ", ".join(settings),
+        "init_command": f"SET {', '.join(settings)} {silence_limit}",
         "charset": "utf8mb4",
     }
     if url.password is not None:
@@ -277,6 +295,35 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
         options = connection.get_execution_options()
         if options.get("isolation_level") != "AUTOCOMMIT":
             connection.exec_driver_sql(own if options.get(OWN_TRANSACTION) else command)
+
+
+def _mariadb_silence_limit(config: DatabaseConfig) -> str:
+    """How long a transaction may be silent: a user's for as long as the server's own default says."""
+    limit_s = "DEFAULT" if config.statement_timeout_s is None else max(1, round(config.statement_timeout_s))
+    return f"idle_transaction_timeout = {limit_s}"
+
+
+def _limit_silence_anew(engine: Engine, config: DatabaseConfig) -> None:
+    """On MariaDB what `end_if_silent` sets lasts as long as the session: each transaction begins as the first did."""
+
+    @event.listens_for(engine, "begin")
+    def unlimit(connection: Connection) -> None:
+        if connection.info.pop(_SILENCE_IS_LIMITED, False):
+            connection.exec_driver_sql(f"SET SESSION {_mariadb_silence_limit(config)}")
+
+
+def end_if_silent(connection: Connection) -> ColumnElement[bool]:
+    """Let the server end a transaction that is silent for `COMMIT_WITHIN_S` after the statement that has this guard.
+
+    A process that is frozen, or cut off, before its COMMIT would keep what it has locked for as long as its session
+    lives. MySQL, unlike MariaDB, has no such limit; SQLite's locks end with their process.
+    """
+    if connection.dialect.name == "postgresql":
+        return func.set_config("idle_in_transaction_session_timeout", f"{COMMIT_WITHIN_S}s", True) != ""
+    if getattr(connection.dialect, "is_mariadb", False):
+        connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {COMMIT_WITHIN_S}")
+        connection.info[_SILENCE_IS_LIMITED] = True
+    return true()
 
 
 def _immediate_transactions(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from sqlalchemy import ColumnElement, and_, case, select
 from sqlalchemy.engine import Connection
 
-from airflow_dbpartition.dialects import db_later, db_now
+from airflow_dbpartition.dialects import db_later, db_now, end_if_silent
 from airflow_dbpartition.domain import (
     Counters,
     PartitionEvent,
@@ -127,14 +127,14 @@ class Settlements:
     def checkpoint(self, connection: Connection, claim: Held, *, checkpoint: JsonObject, counters: Counters) -> None:
         """Store progress inside the caller's transaction; the row lock it takes is the fence of that transaction.
 
+        The caller commits at once: the server ends a transaction that is silent for `COMMIT_WITHIN_S` from here on.
+
         Raises:
             ClaimLostError: not ours any more; the caller must roll back.
         """
-        values = {"checkpoint": checkpoint, **counters.as_columns()}
-        if (
-            move(connection, self._tables, Transitions.CHECKPOINT, self._fence(claim), values=self._by_column(values))
-            == 0
-        ):
+        values = self._by_column({"checkpoint": checkpoint, **counters.as_columns()})
+        guards = (self._fence(claim), end_if_silent(connection))
+        if move(connection, self._tables, Transitions.CHECKPOINT, *guards, values=values) == 0:
             raise lost_claim(claim)
 
     def _fence(self, claim: Held) -> ColumnElement[bool]:

@@ -7,6 +7,7 @@ would wait in recv() for ever. Shutting the socket down from another thread ends
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,10 @@ class Watchdog:
     """Cuts connections that outlive their deadline; one daemon thread, started by the first watch."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Watch nothing: a forked copy has none of its process's threads, but may have the locks that they held."""
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[float, Any]] = {}
         self._thread: threading.Thread | None = None
@@ -40,7 +45,7 @@ class Watchdog:
             return
         with self._lock:
             self._watched[id(driver_connection)] = (time.monotonic() + seconds, driver_connection)
-            if self._thread is None or not self._thread.is_alive():  # a fork leaves no thread behind
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dbpartition-watchdog", daemon=True)
                 self._thread.start()
             elif len(self._watched) == 1:
@@ -73,3 +78,5 @@ def _cut(driver_connection: Any) -> None:
 
 
 WATCHDOG = Watchdog()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=WATCHDOG.begin_anew)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -78,6 +79,7 @@ class PartitionContext:
         self._claim = claim
         self._repository = repository
         self._stopping = stopping
+        self._process_id = os.getpid()
         self._open: Connection | None = None
         self._page: _Page | None = None
         self.context: JsonObject = claim.context
@@ -113,6 +115,11 @@ class PartitionContext:
     def should_stop(self) -> bool:
         """Whether the step is asked to end: its execution is stopped, its node leaves, or its claim is lost."""
         return self._stopping()
+
+    @property
+    def is_forked_copy(self) -> bool:
+        """Whether the step has forked, and this is the copy."""
+        return os.getpid() != self._process_id
 
     def raise_if_stopping(self) -> None:
         """End the step here if it is asked to stop.
@@ -151,8 +158,10 @@ class PartitionContext:
 
         Raises:
             ClaimLostError: the partition is no longer ours; everything in the block was rolled back.
-            ConfigurationError: a transaction is open already, or a page of `read_keyset` had one before.
+            ConfigurationError: a transaction is open already, a page of `read_keyset` had one before, or the step has
+                forked and this is the copy: the claim is one process's, or its effects would stand twice.
         """
+        self._refuse_forked_copy()
         if self._open is not None:
             raise ConfigurationError("ctx.transaction() is open already: use its connection, or end it first")
         self._refuse_second_of_page()
@@ -237,6 +246,14 @@ class PartitionContext:
             if len(page) < size:
                 return
 
+    def _refuse_forked_copy(self) -> None:
+        if self.is_forked_copy:
+            raise ConfigurationError(
+                f"process {os.getpid()} is a forked copy of process {self._process_id}, which runs partition "
+                f"{self.partition_key!r} and alone may write transactions and checkpoint: hand it the copy's results, "
+                "or write them by an engine of your own"
+            )
+
     def _refuse_second_of_page(self) -> None:
         if self._page is None or not self._page.committed:
             return
@@ -258,6 +275,7 @@ class PartitionContext:
             self._store(connection)
 
     def _store(self, connection: Connection) -> None:
+        self._refuse_forked_copy()
         values = dict(self.checkpoint)
         if self._page is not None:  # what the step saves in the middle of a page does not say that the page is done
             done = self._open is not None or self._page.committed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,8 @@ FAILED = "failed"
 INTERRUPTED = "interrupted"
 UNSTARTED = "unstarted"
 LOST = "lost"
+
+FORKED_COPY = 70  # exit code: a copy that the step forked came back from it
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bo
     """
     ctx = PartitionContext(claim, repository, stopping)
     with structlog.contextvars.bound_contextvars(**structlog.get_context(ctx.log)):  # for the standard library's lines
-        return _run(ctx)
+        outcome = _run(ctx)
+    if ctx.is_forked_copy:  # after a forgotten os._exit: it is no worker, and has nobody to tell
+        os._exit(FORKED_COPY)
+    return outcome
 
 
 def _run(ctx: PartitionContext) -> Outcome:

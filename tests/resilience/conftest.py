@@ -45,8 +45,8 @@ def guard() -> Iterator[Guard]:
 @pytest.fixture(scope="session")
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that nobody else uses, and that is durable: what is committed survives its end."""
-    # A killed server keeps what it wrote (the kernel has it). With fsync on, each start after a kill syncs the whole data
-    # directory first: on a slow disk that is half a minute, and measures the disk.
+    # A killed server keeps what it wrote (the kernel has it). With fsync on, each start after a kill syncs the whole
+    # data directory first: on a slow disk that is half a minute, and measures the disk.
     server = EmbeddedPostgres(settings={"fsync": "off"})
     try:
         server.start()

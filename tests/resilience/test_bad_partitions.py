@@ -37,6 +37,7 @@ BAD: dict[str, tuple[dict[str, Any], str, Any]] = {
     "crashes": ({"do": "crash"}, ILL, f"{DIED}killed by signal 11 SIGSEGV (a crash in native code)"),
     "prints 10 MB": ({"do": "print_much"}, WELL, "printed"),
     "forks": ({"do": "fork_and_return"}, WELL, 5),
+    "forks, and both go on": ({"do": "fork_and_return_twice"}, WELL, "parent"),
     "forks and forgets": ({"do": "fork_and_leave"}, WELL, "forgotten"),
     "forks and dies": ({"do": "fork_and_die"}, ILL, OUT_OF_MEMORY),
     "exits": ({"do": "sys_exit", "code": 0}, ILL, "the step called sys.exit(0); return instead"),

@@ -249,7 +249,7 @@ def fork_and_leave(ctx: PartitionContext) -> Any:
 
 
 def fork_and_return_twice(ctx: PartitionContext) -> Any:
-    """Both processes come back from the step, as after a forgotten os._exit."""
+    """Both processes come back from here, as after a forgotten os._exit."""
     parent = os.getpid()
     child = os.fork()
     if child:
