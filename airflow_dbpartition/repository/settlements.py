@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, and_, case, select
+from sqlalchemy import ColumnElement, and_, case, column, func, literal, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now, end_if_silent
@@ -50,6 +50,24 @@ class _Held:
     partition_key: str
 
 
+@dataclass(frozen=True)
+class Completed:
+    """A claim whose step has returned.
+
+    Args:
+        result: JSON.
+    """
+
+    claim: Held
+    counters: Counters
+    result: object = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is stored, by column."""
+        return {"result": self.result, "exit_message": None, **self.counters.as_columns()}
+
+
 class Settlements:
     """Complete, fail, retry, release, stop and checkpoint. Zero rows moved is ClaimLostError: drop the work."""
 
@@ -63,8 +81,55 @@ class Settlements:
         Raises:
             ClaimLostError: the partition is not ours any more; nothing was written.
         """
-        values = {"result": result, "exit_message": None, **counters.as_columns()}
-        self._settle(claim, Transitions.COMPLETE, values)
+        self._settle(claim, Transitions.COMPLETE, Completed(claim, counters, result).values)
+
+    def complete_all(self, completed: Sequence[Completed]) -> list[Held]:
+        """`complete` for several claims, in one transaction.
+
+        Args:
+            completed: of one node.
+
+        Returns:
+            The claims that were lost; of those nothing was written.
+        """
+
+        def work(connection: Connection) -> list[Held]:
+            if connection.dialect.name == "postgresql":
+                moved = self._complete_at_once(connection, completed)
+            else:
+                moved = sum(self._complete_one(connection, one) for one in completed)
+            if moved == len(completed):
+                return []
+            target = PartitionStatus.COMPLETED
+            return [one.claim for one in completed if not self._stands(connection, one.claim, target)]
+
+        return self._transactions.run(work)
+
+    def _complete_one(self, connection: Connection, one: Completed) -> int:
+        values = self._by_column(one.values)
+        return move(connection, self._tables, Transitions.COMPLETE, self._fence(one.claim), values=values)
+
+    def _complete_at_once(self, connection: Connection, completed: Sequence[Completed]) -> int:
+        """One statement for all: a row of a JSON array each, so that its text is the same for any number of them."""
+        p = self._tables.partitions.c
+        settled = [p[name] for name in completed[0].values]
+        rows = [
+            {p.step_execution_id.name: one.claim.step_execution_id, p.version.name: one.claim.version, **one.values}
+            for one in completed
+        ]
+        columns = [column(one.name, one.type) for one in (p.step_execution_id, p.version, *settled)]
+        given = (
+            func.jsonb_to_recordset(literal(rows, p.result.type))
+            .table_valued(*columns, name="given")
+            .render_derived(with_types=True)
+        )
+        fence = (
+            p.step_execution_id == given.c.step_execution_id,
+            p.assigned_node == completed[0].claim.node_id,
+            p.version == given.c.version,
+        )
+        values = {one: given.c[one.name] for one in settled}
+        return move(connection, self._tables, Transitions.COMPLETE, *fence, values=values)
 
     def fail(self, claim: Held, *, message: str, lost: bool = False) -> None:
         """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""
@@ -207,13 +272,18 @@ class Settlements:
         A version belongs to one claim; so a row at our version that already stands where we want it was put there by
         us, or is what we gave back and a person has stopped since. Nothing is to be written either way.
         """
+        if not self._stands(connection, claim, target):
+            raise lost_claim(claim)
+
+    def _stands(self, connection: Connection, claim: Held, target: PartitionStatus) -> bool:
+        """Whether the claim was settled as `target`."""
         p = self._tables.partitions.c
         row = connection.execute(
             select(p.status, p.version, p.assigned_node).where(p.step_execution_id == claim.step_execution_id)
         ).first()
-        ours = row is not None and row.version == claim.version and row.assigned_node in (claim.node_id, None)
-        if not (ours and row is not None and row.status == target.value):
-            raise lost_claim(claim)
+        if row is None or row.version != claim.version or row.assigned_node not in (claim.node_id, None):
+            return False
+        return bool(row.status == target.value)
 
 
 def _told(message: str) -> str:

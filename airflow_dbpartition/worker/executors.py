@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 import time
@@ -80,10 +81,11 @@ class ThreadExecutor:
         self._slots = slots
         self._imports = imports
         self._database = database
+        self._claims: queue.SimpleQueue[Claim | None] = queue.SimpleQueue()
         self._queue: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+        self._threads = 0
         self._stopping: set[ClaimKey] = set()
-        self._running: dict[ClaimKey, threading.Thread] = {}
-        self._since: dict[ClaimKey, float] = {}
+        self._running: dict[ClaimKey, float] = {}  # since when
         self._reported: set[ClaimKey] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
@@ -101,19 +103,26 @@ class ThreadExecutor:
             return self._slots - len(self._running)
 
     def run(self, claim: Claim) -> None:
-        key = key_of(claim)
-        thread = threading.Thread(target=self._work, args=(claim,), name=f"partition-{key[0]}", daemon=True)
         with self._lock:
-            self._running[key] = thread
-            self._since[key] = time.monotonic()
-        thread.start()
+            self._running[key_of(claim)] = time.monotonic()
+            more = len(self._running) > self._threads
+        if more:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"partition-{self._threads}", daemon=True).start()
+        self._claims.put(claim)
 
-    def _work(self, claim: Claim) -> None:
+    def _work(self) -> None:
+        while (claim := self._claims.get()) is not None:
+            self._run(claim)
+
+    def _run(self, claim: Claim) -> None:
         assert self._repository is not None
         key = key_of(claim)
-        outcome = run_claim(claim, self._repository, lambda: key in self._stopping)
+        # A context of its own: the thread goes on to other partitions, which must not see what this one has set.
+        context = contextvars.Context()
+        outcome = context.run(run_claim, claim, self._repository, lambda: key in self._stopping)
         with self._lock:
-            del self._running[key], self._since[key]
+            del self._running[key]
             self._stopping.discard(key)
             known = key in self._reported
             self._reported.discard(key)
@@ -146,7 +155,7 @@ class ThreadExecutor:
 
     def started(self, key: ClaimKey) -> float | None:
         with self._lock:
-            return self._since.get(key)
+            return self._running.get(key)
 
     def finished(self) -> list[Finished]:
         done = []
@@ -159,5 +168,7 @@ class ThreadExecutor:
 
     def close(self) -> None:
         self.kill_all("the worker ends")
+        for _ in range(self._threads):
+            self._claims.put(None)
         if self._repository is not None:
             self._repository.close()

@@ -264,7 +264,7 @@ class Worker:
         self._take_signals()
         self._take_beats()
         self._take_outcomes()
-        self._settling.flush()
+        self._settling.flush(still_running={running.claim.job_execution_id for running in self._running.values()})
         self._enforce_limits()
         claimed = self._claim()
         self._sweep()

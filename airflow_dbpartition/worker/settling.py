@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import structlog
@@ -17,6 +17,7 @@ from airflow_dbpartition.errors import ClaimLostError, DbPartitionError
 from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.settlements import Completed, lost_claim
 from airflow_dbpartition.worker.metrics import Metrics
 from airflow_dbpartition.worker.runner import COMPLETED, FAILED, INTERRUPTED, LOST, UNSTARTED, Outcome
 
@@ -24,6 +25,7 @@ log = structlog.get_logger("dbpartition.worker")
 
 _RETRY_FIRST_S = 0.25
 _RETRY_LONGEST_S = 5.0
+_MOST_AT_ONCE = 200  # settles of one transaction: results may be large, and one that is refused refuses all
 
 
 def ids_of(claim: Claim) -> dict[str, object]:
@@ -44,14 +46,15 @@ def backoff_s(claim: Claim) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     claim: Claim
     what: str
     write: Callable[[], None]
-    failed: bool
+    failed: bool = False
     why: str | None = None
     retry_after_s: float | None = None
+    completed: Completed | None = None  # which may be written together with others
     tries: int = 0
     not_before: float = field(default_factory=time.monotonic)
 
@@ -126,6 +129,7 @@ class Settling:
                 claim,
                 "completed",
                 lambda: settlements.complete(claim, counters=outcome.counters, result=outcome.result),
+                completed=Completed(claim, outcome.counters, outcome.result),
             )
         elif outcome.kind in (INTERRUPTED, UNSTARTED) and stop_requested:
             self._enqueue(claim, "stopped", lambda: settlements.stop(claim))
@@ -169,39 +173,73 @@ class Settling:
         failed: bool = False,
         why: str | None = None,
         retry_after_s: float | None = None,
+        completed: Completed | None = None,
     ) -> None:
-        self._pending.append(_Pending(claim, what, write, failed, why, retry_after_s))
+        self._pending.append(_Pending(claim, what, write, failed, why, retry_after_s, completed))
 
-    def flush(self) -> None:
-        """Write what is due. Never raises: what the database does not answer is kept."""
+    def flush(self, still_running: Collection[int] = ()) -> None:
+        """Write what is due. Never raises: what the database does not answer is kept.
+
+        What has ended well while the last flush was under way is written together, in one transaction: a lone one
+        waits for nobody.
+
+        Args:
+            still_running: executions of which this node runs a partition. They are not over, so nobody looks.
+        """
         now = time.monotonic()
-        for pending in [pending for pending in self._pending if pending.not_before <= now]:
-            try:
-                pending.write()
-            except ClaimLostError as error:
-                self._metrics.claims_lost.inc()
-                log.warning("claim lost, outcome dropped", what=pending.what, reason=str(error))
-            except Exception as error:
-                if pending.what == "completed" and _is_refused(error):
-                    self._pending.remove(pending)
-                    message = f"the step ended well, but its outcome cannot be stored: {error}"
-                    self.settle(pending.claim, Outcome(FAILED, message), stop_requested=False)
-                    continue
-                pending.tries += 1
-                wait = min(_RETRY_LONGEST_S, _RETRY_FIRST_S * 2 ** min(pending.tries, 8))
-                pending.not_before = time.monotonic() + wait
-                log.warning(
-                    "settle not written yet",
-                    what=pending.what,
-                    error=str(error),
-                    retry_in_s=wait,
-                    **ids_of(pending.claim),
-                )
-                continue
+        due = [pending for pending in self._pending if pending.not_before <= now]
+        together = [pending for pending in due if pending.completed is not None and pending.tries == 0]
+        for first in range(0, len(together), _MOST_AT_ONCE):
+            group = together[first : first + _MOST_AT_ONCE]
+            if len(group) > 1:
+                self._write_together(group)
+        unwritten = set(self._pending)
+        for pending in due:
+            if pending in unwritten:
+                self._write(pending)
+        self._end_executions(still_running)
+
+    def _write_together(self, group: list[_Pending]) -> None:
+        """All or none of them; where none, each is still to be written alone, and shows which is to blame."""
+        completed = [pending.completed for pending in group if pending.completed is not None]
+        try:
+            lost = {id(claim) for claim in self._repository.settlements.complete_all(completed)}
+        except Exception as error:
+            log.warning("settles not written together", count=len(group), error=str(error))
+            return
+        for pending in group:
+            if id(pending.claim) in lost:
+                self._lost(pending, str(lost_claim(pending.claim)))
             else:
                 self._wrote(pending)
-            self._pending.remove(pending)
-        self._end_executions()
+        written = set(group)
+        self._pending = [pending for pending in self._pending if pending not in written]
+
+    def _write(self, pending: _Pending) -> None:
+        try:
+            pending.write()
+        except ClaimLostError as error:
+            self._lost(pending, str(error))
+        except Exception as error:
+            if pending.completed is not None and _is_refused(error):
+                self._pending.remove(pending)
+                message = f"the step ended well, but its outcome cannot be stored: {error}"
+                self.settle(pending.claim, Outcome(FAILED, message), stop_requested=False)
+                return
+            pending.tries += 1
+            wait = min(_RETRY_LONGEST_S, _RETRY_FIRST_S * 2 ** min(pending.tries, 8))
+            pending.not_before = time.monotonic() + wait
+            log.warning(
+                "settle not written yet", what=pending.what, error=str(error), retry_in_s=wait, **ids_of(pending.claim)
+            )
+            return
+        else:
+            self._wrote(pending)
+        self._pending.remove(pending)
+
+    def _lost(self, pending: _Pending, reason: str) -> None:
+        self._metrics.claims_lost.inc()
+        log.warning("claim lost, outcome dropped", what=pending.what, reason=reason)
 
     def _wrote(self, pending: _Pending) -> None:
         self.any_failed = self.any_failed or pending.failed
@@ -215,10 +253,12 @@ class Settling:
         execution_id = pending.claim.job_execution_id
         self._executions_to_end[execution_id] = self._executions_to_end.get(execution_id, False) or pending.failed
 
-    def _end_executions(self) -> None:
+    def _end_executions(self, still_running: Collection[int]) -> None:
         """After the commit of each settle; if this process dies between, any sweep does it."""
-        executions, self._executions_to_end = self._executions_to_end, {}
-        for job_execution_id, failed in executions.items():
+        for job_execution_id, failed in list(self._executions_to_end.items()):
+            if job_execution_id in still_running and not failed:
+                continue
+            del self._executions_to_end[job_execution_id]
             try:
                 status = (
                     self._recovery.after_failure(job_execution_id)

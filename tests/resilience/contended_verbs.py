@@ -55,6 +55,7 @@ LAST_TABLE: dict[Verb, str] = {
     stories.register: "batch_nodes",
     claim: "batch_partitions",
     stories.complete: "batch_partitions",
+    stories.complete_all: "batch_partitions",
     stories.fail: "batch_partition_events",
     stories.retry: "batch_partition_events",
     stories.release: "batch_partition_events",

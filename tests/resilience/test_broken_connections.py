@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from airflow_dbpartition.domain import JobSettings
+from airflow_dbpartition.domain import Counters, JobSettings
 from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.repository.settlements import Completed
 from airflow_dbpartition.worker.runner import COMPLETED, FAILED, run_claim
 from airflow_dbpartition.worker.steps import load_steps
 from tests import scenarios
@@ -59,6 +60,19 @@ def complete(repository: JobRepository) -> Story:
     row = scenarios.partition(repository, job)
     assert (row.status, row.counters.write, row.version) == ("COMPLETED", 5, 1)
     assert scenarios.event_names(repository, job) == []
+
+
+def complete_all(repository: JobRepository) -> Story:
+    scenarios.add_node(repository)
+    job = scenarios.submit(repository, 3).job_execution_id
+    taken = scenarios.claim(repository, limit=3)
+    completed = [Completed(one, Counters(write=5), {"key": one.partition_key}) for one in taken]
+    lost: list[Any] = []
+    yield b"status='COMPLETED'", lambda through: lost.extend(through.settlements.complete_all(completed))
+    rows = [scenarios.partition(repository, job, one.partition_key) for one in taken]
+    assert [(row.status, row.counters.write, row.version) for row in rows] == [("COMPLETED", 5, 1)] * 3
+    assert [row.result for row in rows] == [{"key": "p0"}, {"key": "p1"}, {"key": "p2"}]
+    assert lost == []
 
 
 def fail(repository: JobRepository) -> Story:
@@ -113,7 +127,7 @@ def finalise(repository: JobRepository) -> Story:
     assert (execution.status, execution.end_time is not None) == ("COMPLETED", True)
 
 
-VERBS = (plan, restart, heartbeat, register, complete, fail, retry, release, stop, reassign, finalise)
+VERBS = (plan, restart, heartbeat, register, complete, complete_all, fail, retry, release, stop, reassign, finalise)
 
 
 @pytest.fixture
