@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Some machines forbid writing .pyc files; Airflow starts twice as fast with them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit lowest resilience semantics failover sql reference wheel clean help
+.PHONY: demo test lint types imports unit lowest resilience semantics failover bench sql reference wheel clean help
 
 help: ## Say what there is to make.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -26,6 +26,8 @@ lint: $(VENV)/.dev ## Ruff: rules and format.
 types: $(VENV)/.dev ## Mypy, strict, on package, tests and the scripts of the docs.
 	$(BIN)/mypy
 	$(BIN)/mypy --strict docs/*.py
+	$(BIN)/mypy --strict benchmarks/*.py
+	MYPYPATH=benchmarks $(BIN)/mypy --strict --ignore-missing-imports benchmarks/peers/*.py
 
 imports: $(VENV)/.dev ## Import contracts.
 	$(BIN)/lint-imports
@@ -49,6 +51,9 @@ semantics: $(VENV)/.dev ## Every cell of docs/reference/airflow-semantics.md on 
 failover: $(VENV)/.dev ## Measure how long a killed worker's partition takes to run elsewhere.
 	$(BIN)/python benchmarks/failover.py
 
+bench: $(VENV)/.dev $(VENV)-bench/.peers ## Measure all, beside peers, into benchmarks/results (ONLY='throughput plan', BENCH_ARGS=--quick).
+	$(BIN)/python benchmarks/run.py $(ONLY) --peers-python $(VENV)-bench/bin/python $(BENCH_ARGS)
+
 sql: $(VENV)/.dev ## Print the schema into sql/ again.
 	for dialect in postgresql mysql sqlite; do $(BIN)/dbpartition db sql --dialect $$dialect --directory sql/$$dialect; done
 
@@ -60,7 +65,7 @@ wheel: $(VENV)/.dev ## Build wheel and sdist into dist/.
 	$(BIN)/python -m build
 
 clean: ## Remove what the other targets made.
-	rm -rf $(VENV) $(VENV)-lowest dist .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-bench dist .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -76,4 +81,14 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV) (about a minute, once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]' $(PINS)
+	@touch $@
+
+# A peer that cannot be installed here is left out of the tables: all at once, or else one by one.
+$(VENV)-bench/.peers: benchmarks/peers.txt | $(VENV)/bin/python
+	@echo "installing the peers of the benchmarks into $(VENV)-bench"
+	@$(PYTHON) -m venv $(VENV)-bench
+	@$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -r $< \
+		|| for peer in $$(grep -v '^#' $<); do \
+			$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check "$$peer" || true; \
+		done
 	@touch $@

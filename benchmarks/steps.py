@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from entries import entered
+
 from airflow_dbpartition.worker import PartitionContext, step
 
 
@@ -23,3 +25,9 @@ def hold(ctx: PartitionContext) -> None:
 def end_at(ctx: PartitionContext) -> None:
     """Complete at a given moment, by the clock of this machine."""
     time.sleep(max(0.0, ctx.context["moment"] - time.time()))
+
+
+@step("noop")
+def noop(_ctx: PartitionContext) -> None:
+    """Do nothing, but for saying that user code was entered."""
+    entered()
