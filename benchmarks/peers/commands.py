@@ -1,8 +1,8 @@
 """The commands that every peer's script understands, so that one benchmark can drive them all.
 
 prepare                     create the peer's tables
-fill COUNT BYTES [BATCH]    enqueue so many jobs by the peer's bulk call; prints the seconds
-drip COUNT SECONDS          enqueue one at a time; prints the moment before each call
+fill COUNT BYTES [BATCH]    enqueue so many jobs by the peer's bulk call; prints the seconds and the growth in memory
+drip COUNT SECONDS          enqueue one at a time, about so far apart
 work CONCURRENCY            say "ready" once all is imported, wait for a line, work until SIGTERM
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
+import random
 import sys
 import time
 from abc import ABC, abstractmethod
 from typing import Any
 
 from contexts import context
+from peak_memory import peak_mib
 
 BATCH = 1000
 
@@ -54,25 +55,22 @@ class Peer(ABC):
 
 async def _fill(peer: Peer, count: int, size_bytes: int, batch: int) -> None:
     await peer.open()
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before_mib = peak_mib()
     begin = time.perf_counter()
     for first in range(0, count, batch):
         await peer.enqueue([context(number, size_bytes) for number in range(first, min(first + batch, count))])
     seconds = time.perf_counter() - begin
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    grown_mib = peak_mib() - before_mib
     await peer.close()
-    print(json.dumps({"seconds": seconds, "grown_mib": grown_kib / 1024}), flush=True)
+    print(json.dumps({"seconds": seconds, "grown_mib": grown_mib}), flush=True)
 
 
 async def _drip(peer: Peer, count: int, apart_s: float) -> None:
     await peer.open()
-    moments = []
     for number in range(count):
-        await asyncio.sleep(apart_s)
-        moments.append(time.time())
+        await asyncio.sleep(apart_s + random.uniform(0.0, apart_s / 5))
         await peer.enqueue_one(context(number, 0))
     await peer.close()
-    print(json.dumps(moments), flush=True)
 
 
 async def _work(peer: Peer, concurrency: int) -> None:
