@@ -2,20 +2,19 @@
 
 A real worker process settles one partition, and ends its execution. The moment of its commit is the server's own
 (`track_commit_timestamp`), by the one clock of this machine. The part of it until the end of the execution is committed
-is the worker's, and shown beside. The triggers run in this process, as in a triggerer; with --polling they do not
-listen, as behind a pooler. The cases:
+is the worker's, and shown beside. The triggers run in this process, as in a triggerer. The cases:
 
 * 1: one wait at a time. The next one sleeps its first interval meanwhile, and does not watch yet.
 * 100: one execution ends after the other, while 99 others at least are waited for.
 * burst: 100 waits, whose executions end at one moment, as fast as the worker can settle them. It has no target, since
   the worker settles what it has before it ends any execution.
+* 1, polling: as 1, but the triggers do not listen, as behind a pooler or on another database than PostgreSQL.
 
-    python benchmarks/completion_latency.py [--runs 100] [--case 1] [--case 100] [--polling] [--json FILE]
+    python benchmarks/completion_latency.py [--rounds 3] [--quick] [--size 100]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,11 +25,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
+from options import Options, alone, say
+from reporting import Cell, Machine, Report, Rounds, Target, percentile
+from servers import rows
 from sqlalchemy import Table, func, select, text
 from sqlalchemy.engine import make_url
 
@@ -42,9 +44,10 @@ from airflow_dbpartition.domain import JobIdentity, Partition
 from airflow_dbpartition.repository import JobRepository, NewExecution, sessions
 
 HERE = Path(__file__).resolve().parent
-CASES = ("1", "100", "burst")
+POLLING = "1, polling"
 WAITS = 100
 TARGET_MS = 50.0
+POLL_INTERVAL_S = 5.0
 CONN_ID = "latency"
 PATIENCE_S = 90.0
 APART_S = 0.25  # the ends of case 100
@@ -148,9 +151,12 @@ async def _all(arena: Arena, moments: Any, *, first: int = 0) -> list[tuple[int,
     return list(await asyncio.gather(*waits))
 
 
-MEASURES: dict[str, Callable[[Arena, int], Awaitable[list[tuple[int, float]]]]] = dict(
-    zip(CASES, (one_wait, among_others, burst), strict=True)
-)
+CASES: dict[str, Callable[[Arena, int], Awaitable[list[tuple[int, float]]]]] = {
+    "1": one_wait,
+    "100": among_others,
+    "burst": burst,
+    POLLING: one_wait,
+}
 
 
 def measure(arena: Arena, case: str, runs: int) -> list[tuple[float, float]]:
@@ -158,7 +164,7 @@ def measure(arena: Arena, case: str, runs: int) -> list[tuple[float, float]]:
 
     async def bounded() -> list[tuple[int, float]]:
         longest_s = PATIENCE_S + runs * (ALONE_S + arena.poll_interval_s)
-        return await asyncio.wait_for(MEASURES[case](arena, runs), longest_s)
+        return await asyncio.wait_for(CASES[case](arena, runs), longest_s)
 
     tables = arena.repository.tables
     measured = []
@@ -201,57 +207,68 @@ def _show_to_airflow(url: str) -> None:
     os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = json.dumps(connection)
 
 
-def _result(case: str, chosen: argparse.Namespace, measured: list[tuple[float, float]]) -> dict[str, Any]:
-    heard = sorted(until_event for until_event, _ in measured)
-    target = 1000 * chosen.poll_interval if chosen.polling else TARGET_MS
-    return {
-        "waits": case,
-        "listening": not chosen.polling,
-        "poll_interval_s": chosen.poll_interval,
-        "runs": len(heard),
-        "median_ms": statistics.median(heard),
-        "p99_ms": heard[int(0.99 * (len(heard) - 1))],
-        "max_ms": heard[-1],
-        "median_until_ended_ms": statistics.median(until_ended for _, until_ended in measured),
-        "target_median_ms": None if case == "burst" else target,
-        "all_until_event_and_ended_ms": measured,
-    }
+def _server_version() -> str:
+    with EmbeddedPostgres() as server:
+        return str(rows(server.url(), "SHOW server_version")[0][0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure how soon a deferred wait hears of the end.")
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--case", action="append", choices=CASES)
-    parser.add_argument("--poll-interval", type=float, default=5.0)
-    parser.add_argument("--polling", action="store_true", help="let the triggers not listen, as behind a pooler")
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    if chosen.polling:
-        sessions.is_own = Mock(return_value=False)
-    results = []
+def main(options: Options) -> list[Report]:
+    """Measure every case; the runs are spread over the rounds."""
+    runs = max(1, options.sized(100, quick=6) // options.rounds)
+    machine = Machine.now(_server_version())
+    found: dict[str, list[list[tuple[float, float]]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as home:
         os.environ["AIRFLOW_HOME"] = home
         os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{home}/never-made.db"
         os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "WARNING"
         from airflow_dbpartition import triggers  # noqa: F401 - slow, so not while one measures
 
-        for case in chosen.case or CASES:
-            print(f"{case}:", file=sys.stderr)
-            with _arena(chosen.poll_interval) as arena:
-                measured = measure(arena, case, chosen.runs)
-            results.append(_result(case, chosen, measured))
-    print("| waits | heard by | poll interval | runs | median | p99 | maximum | of it, until ended | target (median) |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in results:
-        target = "" if row["target_median_ms"] is None else f"{row['target_median_ms']:g} ms"
-        print(
-            f"| {row['waits']} | {'NOTIFY' if row['listening'] else 'polling'} | {row['poll_interval_s']:g} s "
-            f"| {row['runs']} | {row['median_ms']:.1f} ms | {row['p99_ms']:.1f} ms | {row['max_ms']:.1f} ms "
-            f"| {row['median_until_ended_ms']:.1f} ms | {target} |"
+        for number in range(1, options.rounds + 1):
+            for case, measured in found.items():
+                say(f"  round {number}: {case}")
+                with _arena(POLL_INTERVAL_S) as arena, _listening(case != POLLING):
+                    measured.append(measure(arena, case, runs))
+    return [
+        Report(
+            name="completion_latency",
+            title=f"Completion latency: last settle committed → trigger's event, {runs * options.rounds} times",
+            columns=("waits", "p50, ms", "p99, ms", "maximum, ms", "of p50, until the execution's end, ms"),
+            machine=machine,
+            rows=[_row(case, measured) for case, measured in found.items()],
+            targets=[
+                Target("one wait, p50", _p50(found["1"]).median, TARGET_MS, f"{TARGET_MS:g} ms", at_least=False),
+                Target("one of 100, p50", _p50(found["100"]).median, TARGET_MS, f"{TARGET_MS:g} ms", at_least=False),
+                Target("polling, p50", _p50(found[POLLING]).median, 1000 * POLL_INTERVAL_S, "one poll", at_least=False),
+            ],
+            notes=[
+                "The commit is the server's own moment of it (track_commit_timestamp), the event is time.time() in "
+                f"this process, which stands for a triggerer. Polls are {POLL_INTERVAL_S:g} s apart; all but one case "
+                "listen.",
+                "p50 is the median of the rounds' own; p99 and maximum are of all runs.",
+            ],
         )
-    if chosen.json:
-        chosen.json.write_text(json.dumps(results, indent=2) + "\n")
+    ]
+
+
+def _listening(listens: bool) -> AbstractContextManager[object]:
+    return nullcontext() if listens else patch.object(sessions, "is_own", return_value=False)
+
+
+def _p50(measured: list[list[tuple[float, float]]]) -> Rounds:
+    return Rounds(tuple(statistics.median(until_event for until_event, _ in one) for one in measured))
+
+
+def _row(case: str, measured: list[list[tuple[float, float]]]) -> dict[str, Cell]:
+    pairs = [pair for one in measured for pair in one]
+    heard = [until_event for until_event, _ in pairs]
+    return {
+        "waits": case,
+        "p50, ms": _p50(measured),
+        "p99, ms": percentile(heard, 0.99),
+        "maximum, ms": max(heard),
+        "of p50, until the execution's end, ms": statistics.median(until_ended for _, until_ended in pairs),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    alone(main, __doc__)

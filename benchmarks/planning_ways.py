@@ -27,6 +27,7 @@ from airflow_dbpartition.repository import JobRepository, NewExecution
 from airflow_dbpartition.schema import build_tables
 
 BATCH = 2000
+NODES = ("w0", "w1")
 NOW = "2026-01-01T00:00:00+00:00"  # a constant: the bare ways ask no clock
 
 
@@ -43,7 +44,7 @@ class Lines(io.TextIOBase):
 def ours(url: str, count: int, size_bytes: int) -> Callable[[], object]:
     """What the operator does, for nodes that are alive (or say so)."""
     repository = JobRepository.connect(DatabaseConfig(url=url))
-    for node_id in ("w0", "w1"):
+    for node_id in NODES:
         repository.nodes.register(
             node_id=node_id, node_group="default", host="nowhere", pid=0, version="0", capacity=1, steps=("noop",)
         )
@@ -107,6 +108,7 @@ def _row(job_execution_id: int, number: int, size_bytes: int) -> dict[str, Any]:
         "partition_key": f"p{number}",
         "step_name": "noop",
         "node_group": "default",
+        "assigned_node": NODES[number % len(NODES)],
         "status": "PENDING",
         "is_transferable": 1,
         "transfer_policy": "until_started",
