@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Row, exists, select, true, update
+from sqlalchemy import ColumnElement, Row, Select, any_, exists, func, select, true, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import NoResultFound
 
 from airflow_dbpartition.dialects import db_later, db_now
 from airflow_dbpartition.domain import (
+    COUNTER_NAMES,
     Claim,
     Counters,
     ExecutionStatus,
@@ -21,7 +23,7 @@ from airflow_dbpartition.domain import (
     TransferPolicy,
     Transitions,
 )
-from airflow_dbpartition.repository.moves import move, record, started_transferability
+from airflow_dbpartition.repository.moves import move, move_and_return, record, started_transferability
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import Tables
 
@@ -37,6 +39,21 @@ class _ExecutionFacts:
 
 
 _CACHED_EXECUTIONS = 1000
+_CLAIM_COLUMNS = (
+    "step_execution_id",
+    "job_execution_id",
+    "job_instance_id",
+    "partition_key",
+    "step_name",
+    "assigned_node",
+    "transfer_policy",
+    "version",
+    "priority",
+    "attempt",
+    "execution_context",
+    "checkpoint",
+    *(f"{name}_count" for name in COUNTER_NAMES),
+)
 
 
 class Claims:
@@ -157,6 +174,51 @@ class Claims:
         *,
         stealing: bool = False,
     ) -> list[Claim]:
+        p = self._tables.partitions.c
+        candidates = self._candidates(connection, node_id, steps, limit, whose, stealing=stealing)
+        changes = {
+            p.assigned_node: node_id,
+            p.attempt: p.attempt + 1,
+            p.claim_time: db_now(),
+            p.is_transferable: started_transferability(self._tables),
+        }
+        if connection.dialect.name == "postgresql" and not stealing:
+            # As an array they are chosen once, whatever the plan: as a join they could be more than the limit.
+            ids = func.array(candidates.with_only_columns(p.step_execution_id).scalar_subquery())
+            chosen = p.step_execution_id == any_(ids)
+            rows = move_and_return(
+                connection, self._tables, Transitions.CLAIM, chosen, values=changes, by_id=True, columns=self._columns
+            )
+            self._learn(connection, {row.job_execution_id for row in rows})
+            in_order = sorted(rows, key=lambda row: (-row.priority, row.step_execution_id))
+            return [self._claim(row, node_id, read_before=False) for row in in_order]
+        rows = connection.execute(candidates).all()
+        if not rows:
+            return []
+        chosen = p.step_execution_id.in_([row.step_execution_id for row in rows])
+        if stealing:
+            record(connection, self._tables, PartitionEvent.STOLEN, chosen, message=f"taken by idle node {node_id}")
+        transition = Transitions.STEAL if stealing else Transitions.CLAIM
+        moved = move(connection, self._tables, transition, chosen, values=changes, by_id=True)
+        if moved != len(rows):  # the rows are locked by us, so this is a database whose row locks are none
+            raise NoResultFound(f"only {moved} of {len(rows)} partitions could be claimed")
+        self._learn(connection, {row.job_execution_id for row in rows})
+        return [
+            self._claim(row, node_id, read_before=True, stolen_from=row.assigned_node if stealing else None)
+            for row in rows
+        ]
+
+    def _candidates(
+        self,
+        connection: Connection,
+        node_id: str,
+        steps: list[str],
+        limit: int,
+        whose: ColumnElement[bool],
+        *,
+        stealing: bool,
+    ) -> Select[Any]:
+        """What may be taken, in order, locked; what others are about to take is passed over."""
         p, e, n = self._tables.partitions.c, self._tables.executions.c, self._tables.nodes.c
         runnable = [
             e.job_execution_id == p.job_execution_id,
@@ -169,8 +231,8 @@ class Claims:
         if connection.dialect.name in ("mysql", "mariadb"):
             # A bare EXISTS becomes a join that sorts, and so locks, every row: other claimers would find nothing.
             runs = runs.is_(true())
-        candidates = (
-            select(self._tables.partitions)
+        return (
+            select(*self._columns)
             .where(
                 p.status == PartitionStatus.PENDING.value,
                 whose,
@@ -184,29 +246,11 @@ class Claims:
             .limit(limit)
             .with_for_update(skip_locked=True)
         )
-        rows = connection.execute(candidates).all()
-        if not rows:
-            return []
-        ids = [row.step_execution_id for row in rows]
-        chosen = p.step_execution_id.in_(ids)
-        if stealing:
-            record(connection, self._tables, PartitionEvent.STOLEN, chosen, message=f"taken by idle node {node_id}")
-        moved = move(
-            connection,
-            self._tables,
-            Transitions.STEAL if stealing else Transitions.CLAIM,
-            chosen,
-            values={
-                p.assigned_node: node_id,
-                p.attempt: p.attempt + 1,
-                p.claim_time: db_now(),
-                p.is_transferable: started_transferability(self._tables),
-            },
-        )
-        if moved != len(rows):  # the rows are locked by us, so this is a database whose row locks are none
-            raise NoResultFound(f"only {moved} of {len(rows)} partitions could be claimed")
-        self._learn(connection, {row.job_execution_id for row in rows})
-        return [self._claim(row, node_id, row.assigned_node if stealing else None) for row in rows]
+
+    @property
+    def _columns(self) -> list[ColumnElement[Any]]:
+        """What a claim is made of."""
+        return [self._tables.partitions.c[name] for name in _CLAIM_COLUMNS]
 
     def _learn(self, connection: Connection, execution_ids: set[int]) -> None:
         unknown = execution_ids - self._facts.keys()
@@ -226,17 +270,18 @@ class Claims:
                 JobSettings.from_json(row.settings), row.job_name, row.job_key, row.generation
             )
 
-    def _claim(self, row: Row[tuple[object, ...]], node_id: str, stolen_from: str | None) -> Claim:
+    def _claim(self, row: Row[Any], node_id: str, *, read_before: bool, stolen_from: str | None = None) -> Claim:
+        """The claim of a row that was read before it was claimed, or after."""
         facts = self._facts[row.job_execution_id]
         return Claim(
             step_execution_id=row.step_execution_id,
             job_execution_id=row.job_execution_id,
             job_instance_id=row.job_instance_id,
             node_id=node_id,
-            version=row.version + 1,
+            version=row.version + read_before,
             partition_key=row.partition_key,
             step_name=row.step_name,
-            attempt=row.attempt + 1,
+            attempt=row.attempt + read_before,
             context=row.execution_context,
             checkpoint=row.checkpoint,
             counters=Counters.from_columns(row._asdict()),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, insert, literal, select, update
+from sqlalchemy import ColumnElement, Row, Update, case, insert, literal, select, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_now
@@ -20,8 +20,40 @@ def move(
     transition: Transition,
     *guards: ColumnElement[bool],
     values: Mapping[Any, Any] | None = None,
+    by_id: bool = False,
 ) -> int:
-    """Move every partition that the guards select, and whose status allows it; returns how many moved."""
+    """Move every partition that the guards select, and whose status allows it; returns how many moved.
+
+    Args:
+        by_id: the guards name partitions by their ids, so the status is only to be checked. In a table that has just
+            been filled the planner knows nothing of statuses, and would look for a handful of ids by theirs.
+    """
+    return connection.execute(_moving(connection, tables, transition, guards, values, by_id=by_id)).rowcount
+
+
+def move_and_return(
+    connection: Connection,
+    tables: Tables,
+    transition: Transition,
+    *guards: ColumnElement[bool],
+    values: Mapping[Any, Any] | None = None,
+    by_id: bool = False,
+    columns: Sequence[ColumnElement[Any]],
+) -> Sequence[Row[Any]]:
+    """`move`, and columns of what moved as they stand after it, in no order; not on MySQL."""
+    statement = _moving(connection, tables, transition, guards, values, by_id=by_id)
+    return connection.execute(statement.returning(*columns)).all()
+
+
+def _moving(
+    connection: Connection,
+    tables: Tables,
+    transition: Transition,
+    guards: tuple[ColumnElement[bool], ...],
+    values: Mapping[Any, Any] | None,
+    *,
+    by_id: bool,
+) -> Update:
     column = tables.partitions.c
     changes: dict[Any, Any] = {column.status: transition.target.value, column.last_updated: db_now()}
     if transition.changes_hands:
@@ -29,9 +61,10 @@ def move(
     if transition.target not in LIVE_PARTITIONS:
         changes[column.end_time] = db_now()
     changes.update(values or {})
-    sources = [status.value for status in transition.sources]
-    statement = update(tables.partitions).where(column.status.in_(sources), *guards).values(changes)
-    return connection.execute(statement).rowcount
+    # An expression, so that no index on the status is thought of.
+    status = column.status.concat("") if by_id and connection.dialect.name == "postgresql" else column.status
+    allowed = status.in_([source.value for source in transition.sources])
+    return update(tables.partitions).where(allowed, *guards).values(changes)
 
 
 def restored_transferability(tables: Tables) -> ColumnElement[int]:

@@ -129,7 +129,7 @@ class Settlements:
             p.version == given.c.version,
         )
         values = {one: given.c[one.name] for one in settled}
-        return move(connection, self._tables, Transitions.COMPLETE, *fence, values=values)
+        return move(connection, self._tables, Transitions.COMPLETE, *fence, values=values, by_id=True)
 
     def fail(self, claim: Held, *, message: str, lost: bool = False) -> None:
         """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""

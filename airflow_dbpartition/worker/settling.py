@@ -177,14 +177,11 @@ class Settling:
     ) -> None:
         self._pending.append(_Pending(claim, what, write, failed, why, retry_after_s, completed))
 
-    def flush(self, still_running: Collection[int] = ()) -> None:
+    def flush(self) -> None:
         """Write what is due. Never raises: what the database does not answer is kept.
 
         What has ended well while the last flush was under way is written together, in one transaction: a lone one
         waits for nobody.
-
-        Args:
-            still_running: executions of which this node runs a partition. They are not over, so nobody looks.
         """
         now = time.monotonic()
         due = [pending for pending in self._pending if pending.not_before <= now]
@@ -197,7 +194,6 @@ class Settling:
         for pending in due:
             if pending in unwritten:
                 self._write(pending)
-        self._end_executions(still_running)
 
     def _write_together(self, group: list[_Pending]) -> None:
         """All or none of them; where none, each is still to be written alone, and shows which is to blame."""
@@ -253,8 +249,12 @@ class Settling:
         execution_id = pending.claim.job_execution_id
         self._executions_to_end[execution_id] = self._executions_to_end.get(execution_id, False) or pending.failed
 
-    def _end_executions(self, still_running: Collection[int]) -> None:
-        """After the commit of each settle; if this process dies between, any sweep does it."""
+    def end_executions(self, still_running: Collection[int] = ()) -> None:
+        """End what is over, after the commit of its settles; if this process dies between, any sweep does it.
+
+        Args:
+            still_running: executions of which this node runs a partition. They are not over, so nobody looks.
+        """
         for job_execution_id, failed in list(self._executions_to_end.items()):
             if job_execution_id in still_running and not failed:
                 continue
