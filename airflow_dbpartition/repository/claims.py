@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, any_, exists, func, select, true, update
@@ -91,9 +92,10 @@ class Claims:
             p = self._tables.partitions.c
             mine = p.assigned_node == node_id
             free = (p.assigned_node.is_(None)) & (p.node_group == node_group)
-            taken = self._take(connection, node_id, names, limit, mine)
+            candidates = partial(self._candidates, connection, node_id, names)
+            taken = self._take(connection, node_id, candidates(mine).limit(limit))
             if len(taken) < limit:
-                taken += self._take(connection, node_id, names, limit - len(taken), free)
+                taken += self._take(connection, node_id, candidates(free).limit(limit - len(taken)))
             if not taken and steal_after_s is not None:
                 others = (
                     p.assigned_node.is_not(None)
@@ -102,7 +104,8 @@ class Claims:
                     & (p.is_transferable == 1)
                     & (p.last_updated <= db_later(-steal_after_s))
                 )
-                taken = self._take(connection, node_id, names, limit, others, stealing=True)
+                stealable = candidates(others, stealing=True).limit(limit)
+                taken = self._take(connection, node_id, stealable, stealing=True)
             return taken
 
         return self._transactions.run(work, repeatable=False, conflicts=True)
@@ -165,17 +168,9 @@ class Claims:
         self._transactions.run(work)
 
     def _take(
-        self,
-        connection: Connection,
-        node_id: str,
-        steps: list[str],
-        limit: int,
-        whose: ColumnElement[bool],
-        *,
-        stealing: bool = False,
+        self, connection: Connection, node_id: str, candidates: Select[Any], *, stealing: bool = False
     ) -> list[Claim]:
         p = self._tables.partitions.c
-        candidates = self._candidates(connection, node_id, steps, limit, whose, stealing=stealing)
         changes = {
             p.assigned_node: node_id,
             p.attempt: p.attempt + 1,
@@ -213,10 +208,9 @@ class Claims:
         connection: Connection,
         node_id: str,
         steps: list[str],
-        limit: int,
         whose: ColumnElement[bool],
         *,
-        stealing: bool,
+        stealing: bool = False,
     ) -> Select[Any]:
         """What may be taken, in order, locked; what others are about to take is passed over."""
         p, e, n = self._tables.partitions.c, self._tables.executions.c, self._tables.nodes.c
@@ -243,7 +237,6 @@ class Claims:
                 exists().where(n.node_id == node_id, n.status == NodeStatus.ACTIVE.value),
             )
             .order_by(p.priority.desc(), p.step_execution_id)
-            .limit(limit)
             .with_for_update(skip_locked=True)
         )
 

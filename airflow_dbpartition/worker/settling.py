@@ -125,32 +125,38 @@ class Settling:
             log.warning("claim lost, work dropped", reason=outcome.message, **ids_of(claim))
             return
         if outcome.kind == COMPLETED:
-            self._enqueue(
-                claim,
-                "completed",
-                lambda: settlements.complete(claim, counters=outcome.counters, result=outcome.result),
-                completed=Completed(claim, outcome.counters, outcome.result),
+            self._pending.append(
+                _Pending(
+                    claim,
+                    "completed",
+                    lambda: settlements.complete(claim, counters=outcome.counters, result=outcome.result),
+                    completed=Completed(claim, outcome.counters, outcome.result),
+                )
             )
         elif outcome.kind in (INTERRUPTED, UNSTARTED) and stop_requested:
-            self._enqueue(claim, "stopped", lambda: settlements.stop(claim))
+            self._pending.append(_Pending(claim, "stopped", lambda: settlements.stop(claim)))
         elif outcome.kind in (INTERRUPTED, UNSTARTED):
             self.give_back(claim, why=outcome.message, started=outcome.kind == INTERRUPTED)
         elif claim.retries_left > 0:
             delay_s = backoff_s(claim)
-            self._enqueue(
-                claim,
-                "retried",
-                lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s),
-                why=outcome.message,
-                retry_after_s=delay_s,
+            self._pending.append(
+                _Pending(
+                    claim,
+                    "retried",
+                    lambda: settlements.retry(claim, message=outcome.message, delay_s=delay_s),
+                    why=outcome.message,
+                    retry_after_s=delay_s,
+                )
             )
         else:
-            self._enqueue(
-                claim,
-                "failed",
-                lambda: settlements.fail(claim, message=outcome.message),
-                failed=True,
-                why=outcome.message,
+            self._pending.append(
+                _Pending(
+                    claim,
+                    "failed",
+                    lambda: settlements.fail(claim, message=outcome.message),
+                    failed=True,
+                    why=outcome.message,
+                )
             )
 
     def give_back(self, claim: Claim, *, why: str, started: bool) -> None:
@@ -158,24 +164,17 @@ class Settling:
         settlements = self._repository.settlements
         if started and claim.transfer_policy is not TransferPolicy.ALWAYS:
             message = f"interrupted while it ran ({why}); not transferable, so not run again"
-            self._enqueue(
-                claim, "failed", lambda: settlements.fail(claim, message=message, lost=True), failed=True, why=message
+            self._pending.append(
+                _Pending(
+                    claim,
+                    "failed",
+                    lambda: settlements.fail(claim, message=message, lost=True),
+                    failed=True,
+                    why=message,
+                )
             )
         else:
-            self._enqueue(claim, "released", lambda: settlements.release(claim, message=why))
-
-    def _enqueue(
-        self,
-        claim: Claim,
-        what: str,
-        write: Callable[[], None],
-        *,
-        failed: bool = False,
-        why: str | None = None,
-        retry_after_s: float | None = None,
-        completed: Completed | None = None,
-    ) -> None:
-        self._pending.append(_Pending(claim, what, write, failed, why, retry_after_s, completed))
+            self._pending.append(_Pending(claim, "released", lambda: settlements.release(claim, message=why)))
 
     def flush(self) -> None:
         """Write what is due. Never raises: what the database does not answer is kept.
