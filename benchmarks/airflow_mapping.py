@@ -22,10 +22,9 @@ from options import Options, alone, say
 from processor_time import processor_s
 from reporting import Machine, Report, Rounds, Target
 from servers import Server, rows, server
-from sqlalchemy import make_url
 
 from airflow_dbpartition.demo.airflow_api import AirflowApi
-from airflow_dbpartition.demo.airflow_processes import COMPONENTS, AirflowProcesses
+from airflow_dbpartition.demo.airflow_processes import COMPONENTS, AirflowProcesses, connection_fields
 
 DAGS = Path(__file__).resolve().parent / "airflow_dags"
 WARM_UP = 5
@@ -99,17 +98,16 @@ class Stage:
 
 @contextmanager
 def _stage(running: Server, sizes: tuple[int, ...]) -> Iterator[Stage]:
-    ours = make_url(running.fresh_database("jobs"))
+    url = running.fresh_database("jobs")
     metadata_url = running.fresh_database("airflow")
-    connection = {"conn_type": "postgres", "host": ours.host, "port": ours.port, "login": ours.username}
     environment = {
-        "AIRFLOW_CONN_DBPARTITION_DEFAULT": json.dumps({**connection, "schema": ours.database}),
+        "AIRFLOW_CONN_DBPARTITION_DEFAULT": json.dumps(connection_fields(url)),
         "BENCHMARK_SLICES": ",".join(map(str, sizes)),
         "BENCHMARK_TASKS_AT_ONCE": str(TASKS_AT_ONCE),
     }
     with (
         tempfile.TemporaryDirectory() as home,
-        fleet(ours.render_as_string(hide_password=False)) as workers,
+        fleet(url) as workers,
         AirflowProcesses(
             home=Path(home),
             database_url=metadata_url,

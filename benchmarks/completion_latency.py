@@ -19,31 +19,24 @@ import asyncio
 import json
 import os
 import random
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from fleet import fleet
 from options import Options, alone, say
 from reporting import Cell, Machine, Report, Rounds, Target, percentile
-from servers import rows
+from servers import Server, server
 from sqlalchemy import Table, func, select, text
-from sqlalchemy.engine import make_url
 
-from airflow_dbpartition import migrations
-from airflow_dbpartition.config import DatabaseConfig
-from airflow_dbpartition.demo.embedded import EmbeddedPostgres
-from airflow_dbpartition.demo.processes import Guard, SessionProcess, log_tail
+from airflow_dbpartition.demo.airflow_processes import connection_fields
 from airflow_dbpartition.domain import JobIdentity, Partition
 from airflow_dbpartition.repository import JobRepository, NewExecution, sessions
 
-HERE = Path(__file__).resolve().parent
 POLLING = "1, polling"
 WAITS = 100
 TARGET_MS = 50.0
@@ -56,40 +49,10 @@ SETTLED_AFTER_S = 1.0  # the poller has connected, and has looked for the first 
 
 
 class Arena:
-    """One PostgreSQL, one worker with a thread for each partition, and the triggers of this process."""
+    """One database, one worker with a thread for each partition, and the triggers of this process."""
 
-    def __init__(self, directory: Path, url: str, poll_interval_s: float) -> None:
-        self.directory = directory
-        self.url = url
-        self.poll_interval_s = poll_interval_s
-        self.repository = JobRepository.connect(DatabaseConfig(url=url))
-
-    def start_worker(self, guard: Guard) -> SessionProcess:
-        options: dict[str, Any] = {
-            "--import": HERE / "steps.py",
-            "--executor": "thread",
-            "--concurrency": 2 * WAITS,
-            "--grace": 0,
-        }
-        process = SessionProcess(
-            [
-                sys.executable,
-                "-m",
-                "airflow_dbpartition.cli",
-                "worker",
-                *(str(w) for pair in options.items() for w in pair),
-            ],
-            log_path=self.directory / "worker.log",
-            environment={**os.environ, "DBPARTITION_DATABASE_URL": self.url},
-            cwd=self.directory,
-        )
-        guard.add(process)
-        deadline = time.monotonic() + PATIENCE_S
-        while not self.repository.nodes.all():
-            if process.exit_code is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the worker did not start:\n{log_tail(process.log_path)}")
-            time.sleep(0.05)
-        return process
+    def __init__(self, repository: JobRepository) -> None:
+        self.repository = repository
 
     def submit(self, job: str, ends_at: float) -> int:
         new = NewExecution(identity=JobIdentity(job, {}), step_name="end_at")
@@ -110,7 +73,7 @@ class Arena:
 
         job_execution_id = await asyncio.to_thread(self.submit, job, ends_at)
         await asyncio.sleep(begins_at - time.time())
-        trigger = PartitionCompletionTrigger(job_execution_id, CONN_ID, poll_interval_s=self.poll_interval_s)
+        trigger = PartitionCompletionTrigger(job_execution_id, CONN_ID, poll_interval_s=POLL_INTERVAL_S)
         async for event in trigger.run():
             came_at = time.time()
             assert event.payload["status"] == "completed", event.payload
@@ -120,14 +83,14 @@ class Arena:
 
 async def one_wait(arena: Arena, runs: int) -> list[tuple[int, float]]:
     begins = [time.time() + 1.0 + number * ALONE_S for number in range(runs)]
-    after_s = arena.poll_interval_s + SETTLED_AFTER_S
+    after_s = POLL_INTERVAL_S + SETTLED_AFTER_S
     ends = [begin + after_s + random.uniform(0.0, ALONE_S - SETTLED_AFTER_S - 0.5) for begin in begins]
     return await _all(arena, zip(begins, ends, strict=True))
 
 
 async def among_others(arena: Arena, runs: int) -> list[tuple[int, float]]:
     begins_at = time.time() + 5.0
-    watching_at = begins_at + arena.poll_interval_s + 2.0
+    watching_at = begins_at + POLL_INTERVAL_S + 2.0
     ends = [watching_at + number * APART_S + random.uniform(0.0, APART_S / 2) for number in range(runs)]
     other_end = ends[-1] + 5.0
     others = asyncio.gather(*(arena.waits(f"other-{number}", begins_at, other_end) for number in range(WAITS - 1)))
@@ -140,7 +103,7 @@ async def burst(arena: Arena, runs: int) -> list[tuple[int, float]]:
     measured: list[tuple[int, float]] = []
     while len(measured) < runs:
         begins_at = time.time() + 5.0
-        ends_at = begins_at + arena.poll_interval_s + 2.0
+        ends_at = begins_at + POLL_INTERVAL_S + 2.0
         count = min(WAITS, runs - len(measured))
         measured += await _all(arena, [(begins_at, ends_at)] * count, first=len(measured))
     return measured
@@ -163,7 +126,7 @@ def measure(arena: Arena, case: str, runs: int) -> list[tuple[float, float]]:
     """The milliseconds of so many runs until the event, and until the end of the execution was committed."""
 
     async def bounded() -> list[tuple[int, float]]:
-        longest_s = PATIENCE_S + runs * (ALONE_S + arena.poll_interval_s)
+        longest_s = PATIENCE_S + runs * (ALONE_S + POLL_INTERVAL_S)
         return await asyncio.wait_for(CASES[case](arena, runs), longest_s)
 
     tables = arena.repository.tables
@@ -176,48 +139,21 @@ def measure(arena: Arena, case: str, runs: int) -> list[tuple[float, float]]:
 
 
 @contextmanager
-def _arena(poll_interval_s: float) -> Iterator[Arena]:
-    guard = Guard()
-    settings = {"track_commit_timestamp": "on"}
-    with tempfile.TemporaryDirectory() as place, EmbeddedPostgres(settings=settings) as server:
-        url = server.create_database("latency")
-        arena = Arena(Path(place), url, poll_interval_s)
-        try:
-            migrations.upgrade(arena.repository.engine)
-            _show_to_airflow(url)
-            worker = arena.start_worker(guard)
-            yield arena
-            worker.send(signal.SIGTERM)
-            worker.wait(timeout_s=10)
-        finally:
-            guard.close()
-            arena.repository.close()
-
-
-def _show_to_airflow(url: str) -> None:
-    address = make_url(url)
-    connection = {
-        "conn_type": "postgres",
-        "host": address.host,
-        "port": address.port,
-        "login": address.username,
-        "password": address.password,
-        "schema": address.database,
-    }
-    os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = json.dumps(connection)
-
-
-def _server_version() -> str:
-    with EmbeddedPostgres() as server:
-        return str(rows(server.url(), "SHOW server_version")[0][0])
+def _arena(running: Server) -> Iterator[Arena]:
+    url = running.fresh_database("latency")
+    os.environ[f"AIRFLOW_CONN_{CONN_ID.upper()}"] = json.dumps(connection_fields(url))
+    with fleet(url) as workers:
+        workers.start(1, executor="thread", concurrency=2 * WAITS, options={"--grace": 0})
+        yield Arena(workers.repository)
+    running.drop(url)
 
 
 def main(options: Options) -> list[Report]:
     """Measure every case; the runs are spread over the rounds."""
     runs = max(1, options.sized(100, quick=6) // options.rounds)
-    machine = Machine.now(_server_version())
     found: dict[str, list[list[tuple[float, float]]]] = {case: [] for case in CASES}
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, server({"track_commit_timestamp": "on"}) as running:
+        machine = Machine.now(running.version)
         os.environ["AIRFLOW_HOME"] = home
         os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{home}/never-made.db"
         os.environ["AIRFLOW__LOGGING__LOGGING_LEVEL"] = "WARNING"
@@ -226,7 +162,7 @@ def main(options: Options) -> list[Report]:
         for number in range(1, options.rounds + 1):
             for case, measured in found.items():
                 say(f"  round {number}: {case}")
-                with _arena(POLL_INTERVAL_S) as arena, _listening(case != POLLING):
+                with _arena(running) as arena, _listening(case != POLLING):
                     measured.append(measure(arena, case, runs))
     return [
         Report(

@@ -13,13 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import idle_nodes
-from common import Machine, Options, Report, Server, Target, alone, fleet, rows, say, server
+from fleet import fleet
+from options import Options, alone, say
 from pgbouncer import PgBouncer, PgBouncerMissingError, pgbouncer
 from processor_time import processor_s
+from reporting import Machine, Report, Target
+from servers import Server, rows, server
 from sqlalchemy import make_url
 from statement_log import Tally, counted_statements
 
@@ -164,7 +167,8 @@ def one_worker(running: Server, settle_s: float, seconds: float) -> Cost:
 
 def many_nodes(running: Server, nodes: int, settle_s: float, seconds: float, *, pooled: bool) -> Cost:
     url = running.fresh_database("fleet")
-    with _migrated(url), ExitStack() as stack:
+    _migrate(url)
+    with ExitStack() as stack:
         # A node has two connections at rest, and may have more for a moment.
         pooler = stack.enter_context(pgbouncer(url, clients=4 * nodes + 50, pool_size=POOL_SIZE)) if pooled else None
         idlers = Idlers(pooler.url if pooler else url, nodes, listen=not pooled)
@@ -174,12 +178,10 @@ def many_nodes(running: Server, nodes: int, settle_s: float, seconds: float, *, 
         return watch.measure(case, nodes, idlers.pids, idlers=idlers, pooler=pooler)
 
 
-@contextmanager
-def _migrated(url: str) -> Iterator[None]:
+def _migrate(url: str) -> None:
     repository = JobRepository.connect(DatabaseConfig(url=url, pool_size=0))
     migrations.upgrade(repository.engine)
     repository.close()
-    yield
 
 
 def main(options: Options) -> list[Report]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from servers import Server, rows
 
@@ -32,22 +31,17 @@ class Tally:
         round_trips: messages.
         commands: all of them, BEGIN, COMMIT and SET too.
         statements: without those.
-        first_words: how often a statement began so.
     """
 
     round_trips: int = 0
     commands: int = 0
     statements: int = 0
-    first_words: Counter[str] = field(default_factory=Counter)
 
     def add(self, message: str) -> None:
         self.round_trips += 1
         for command in filter(None, map(str.strip, message.split(";"))):
             self.commands += 1
-            word = command.split()[0].upper()
-            if word not in _CONTROL:
-                self.statements += 1
-                self.first_words[word] += 1
+            self.statements += command.split()[0].upper() not in _CONTROL
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -45,6 +46,18 @@ COMMANDS: dict[Component, list[str]] = {
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
 }
+
+
+def connection_fields(url: str) -> dict[str, Any]:
+    """What Airflow stores of a connection to a PostgreSQL on this machine that trusts everybody."""
+    address = urlsplit(url)
+    return {
+        "conn_type": "postgres",
+        "host": address.hostname,
+        "port": address.port,
+        "login": address.username,
+        "schema": address.path.lstrip("/"),
+    }
 
 
 class AirflowProcesses:

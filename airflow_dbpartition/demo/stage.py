@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.demo.airflow_api import AirflowApi
-from airflow_dbpartition.demo.airflow_processes import AirflowProcesses
+from airflow_dbpartition.demo.airflow_processes import AirflowProcesses, connection_fields
 from airflow_dbpartition.demo.embedded import EmbeddedPostgres
 from airflow_dbpartition.demo.flights import load_flights
 from airflow_dbpartition.demo.processes import DemoError, Guard, SessionProcess, log_tail
@@ -107,14 +106,7 @@ class Stage:
         self.api = self._stack.enter_context(AirflowApi(self.airflow.base_url))
 
     def _airflow_environment(self) -> dict[str, str]:
-        address = urlsplit(self.url)
-        fields = {
-            "conn_type": "postgres",
-            "host": address.hostname,
-            "port": address.port,
-            "login": address.username,
-            "schema": address.path.lstrip("/"),
-        }
+        fields = connection_fields(self.url)
         timings = {
             "heartbeat_s": self.timings.heartbeat_s,
             "unreachable_after_s": self.timings.unreachable_after_s,

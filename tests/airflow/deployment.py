@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from sqlalchemy import Table, select
 
 from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.demo.airflow_api import AirflowApi, AirflowApiError
-from airflow_dbpartition.demo.airflow_processes import AirflowProcesses
+from airflow_dbpartition.demo.airflow_processes import AirflowProcesses, connection_fields
 from airflow_dbpartition.demo.embedded import EmbeddedPostgres
 from airflow_dbpartition.demo.processes import Guard, SessionProcess, free_port, log_tail, process_table
 from airflow_dbpartition.demo.stage import FAST
@@ -114,13 +113,8 @@ class Deployment:
         self.airflow.wait_until_healthy()
 
     def _connections(self) -> dict[str, str]:
-        address = urlsplit(self.url)
-        good: dict[str, Any] = {
-            "conn_type": "postgres",
-            "host": address.hostname,
-            "port": address.port,
-            "login": address.username,
-            "schema": "warehouse",
+        good = {
+            **connection_fields(self.url),
             "extra": {
                 "dbpartition_schema": SCHEMA,
                 "heartbeat_s": FAST.heartbeat_s,

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pwd
 import random
-import shutil
-import socket
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from sqlalchemy.engine import make_url
 
 from airflow_dbpartition.config import DatabaseConfig, Timings
-from airflow_dbpartition.demo.processes import Guard, SessionProcess, free_port
 from airflow_dbpartition.domain import JobSettings, PartitionStatus, TransferPolicy
 from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.repository import JobRepository
+from benchmarks.pgbouncer import PgBouncerMissingError, pgbouncer
 from tests.resilience.chaos import let_time_pass, new_seed
 from tests.resilience.ledgers import STEP, STEPS, Ledgers
 from tests.resilience.wire import Moment, WireProxy
-from tests.worker.processes import Fleet, wait_until
+from tests.worker.processes import Fleet
 
 TIMINGS = Timings(
     heartbeat_s=0.4, unreachable_after_s=1.5, remove_after_s=3.0, sweep_s=0.3, poll_s=0.3, steal_after_s=0.3
@@ -109,38 +102,14 @@ def test_without_listen_work_flows_by_polling(own_fleet: Fleet, ledgers: Ledgers
 
 
 @pytest.fixture
-def pooled_url(own_fleet: Fleet, guard: Guard) -> Iterator[str]:
+def pooled_url(own_fleet: Fleet) -> Iterator[str]:
     """The fleet's database behind PgBouncer in transaction mode."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if program is None:
-        pytest.skip("PgBouncer is not installed (on Debian: apt install pgbouncer)")
-    url = make_url(own_fleet.database.url)
-    port = free_port()
-    with tempfile.TemporaryDirectory() as place:  # of its own: no other user may enter pytest's directories
-        users = Path(place, "users.txt")
-        users.write_text(f'"{url.username}" ""\n')
-        settings = Path(place, "pgbouncer.ini")
-        settings.write_text(
-            f"[databases]\n{url.database} = host={url.host} port={url.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
-            f"listen_port = {port}\nauth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
-            "default_pool_size = 4\nunix_socket_dir =\nignore_startup_parameters = extra_float_digits\n"
-        )
-        identity = _unprivileged(Path(place))
-        process = SessionProcess(
-            [program, str(settings)],
-            log_path=Path(place, "pgbouncer.log"),
-            environment={"PATH": "/usr/bin:/bin"},
-            cwd=Path("/"),
-            user_id=identity,
-            group_id=identity,
-        )
-        guard.add(process)
+    with contextlib.ExitStack() as stack:
         try:
-            wait_until(lambda: _answers(port), "PgBouncer answers", logs=[process.log_path])
-            yield url.set(port=port).render_as_string(hide_password=False)
-        finally:
-            process.kill()
-            guard.remove(process)
+            pooler = stack.enter_context(pgbouncer(own_fleet.database.url, clients=100, pool_size=4))
+        except PgBouncerMissingError as error:
+            pytest.skip(str(error))
+        yield pooler.url
 
 
 def test_behind_a_pooler_in_transaction_mode_work_still_flows(
@@ -157,20 +126,6 @@ def test_behind_a_pooler_in_transaction_mode_work_still_flows(
     assert ledgers.verdict([job.id for job in jobs]).faults == []
     assert [event for job in jobs for event in job.events() if event != "stolen"] == []
     assert len(own_fleet.repository.nodes.all()) == 2
-
-
-def _unprivileged(directory: Path) -> int | None:
-    """PgBouncer refuses to be root: whom to run it as, who can then read the directory."""
-    if os.geteuid() != 0:
-        return None
-    directory.chmod(0o755)
-    return pwd.getpwnam("nobody").pw_uid
-
-
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def test_a_network_that_goes_silent_just_after_the_login_is_given_up(own_repository: JobRepository) -> None:
