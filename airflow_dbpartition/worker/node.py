@@ -264,7 +264,7 @@ class Worker:
         self._take_signals()
         self._take_beats()
         self._take_outcomes()
-        self._settling.flush()
+        self._settling.write_due()
         self._enforce_limits()
         claimed = self._claim()
         self._settling.end_executions({running.claim.job_execution_id for running in self._running.values()})
@@ -373,7 +373,6 @@ class Worker:
             self._running.pop(key)
             self._settling.give_back(running.claim, why=f"node {self.node_id} is leaving", started=started)
         self._settling.flush()
-        self._settling.end_executions()
         with self._tolerating("deregistering (a sweep will do it)"):
             self._recovery.leave(self.node_id)
             log.info("node left", node_id=self.node_id)

@@ -177,7 +177,12 @@ class Settling:
             self._pending.append(_Pending(claim, "released", lambda: settlements.release(claim, message=why)))
 
     def flush(self) -> None:
-        """Write what is due. Never raises: what the database does not answer is kept.
+        """Write what is due, and end the executions that are over by it. Never raises."""
+        self.write_due()
+        self.end_executions()
+
+    def write_due(self) -> None:
+        """Write what is due, and leave executions to `end_executions`. What the database does not answer is kept.
 
         What has ended well while the last flush was under way is written together, in one transaction: a lone one
         waits for nobody.

@@ -108,7 +108,6 @@ def test_one_that_the_database_refuses_does_not_take_the_others_with_it(reposito
         settling.settle(one, Outcome(COMPLETED, result=too_deep if number == 2 else number), stop_requested=False)
     settling.flush()
     settling.flush()
-    settling.end_executions()
 
     assert settling.is_idle
     refused = partition(repository, job, taken[2].partition_key)
@@ -126,10 +125,10 @@ def test_an_execution_is_looked_at_once_the_node_runs_none_of_it(repository: Job
     first, last = claim(repository, limit=2)
     settling = Settling(repository, Recovery(repository, QUICK), Metrics())
     settling.settle(first, Outcome(COMPLETED), stop_requested=False)
-    settling.flush()
+    settling.write_due()
     settling.end_executions(still_running={job})
     settling.settle(last, Outcome(COMPLETED), stop_requested=False)
-    settling.flush()
+    settling.write_due()
     settling.end_executions(still_running={job})
     assert statuses(repository, job) == {"COMPLETED": 2}
     assert repository.reading.execution(job).status.is_active

@@ -158,9 +158,9 @@ def test_a_listening_connection_that_the_server_closes_is_made_again(postgres_fl
 
 
 def test_a_claim_whose_answer_was_lost_is_given_back_and_runs_once(postgres_fleet: Fleet, proxy: Proxy) -> None:
-    node = postgres_fleet.start(url=proxy.url)
     proxy.lose_answer_to_commit_of(b" status='CLAIMED'")
     job = postgres_fleet.submit(transferable="until_started")
+    node = postgres_fleet.start(url=proxy.url)  # whose first claim finds it: one that finds nothing says the same
 
     assert job.ends() == "COMPLETED"
     assert proxy.answers_lost.is_set()
