@@ -26,7 +26,7 @@ def move(
 
     Args:
         by_id: the guards name partitions by their ids, so the status is only to be checked. In a table that has just
-            been filled the planner knows nothing of statuses, and would look for a handful of ids by theirs.
+            been filled a planner knows nothing of statuses, and would look for a handful of ids by theirs.
     """
     return connection.execute(_moving(connection, tables, transition, guards, values, by_id=by_id)).rowcount
 
@@ -61,10 +61,15 @@ def _moving(
     if transition.target not in LIVE_PARTITIONS:
         changes[column.end_time] = db_now()
     changes.update(values or {})
+    dialect = connection.dialect.name
     # An expression, so that no index on the status is thought of.
-    status = column.status.concat("") if by_id and connection.dialect.name == "postgresql" else column.status
+    status = column.status.concat("") if by_id and dialect == "postgresql" else column.status
     allowed = status.in_([source.value for source in transition.sources])
-    return update(tables.partitions).where(allowed, *guards).values(changes)
+    statement = update(tables.partitions).where(allowed, *guards).values(changes)
+    if by_id and dialect in ("mysql", "mariadb"):
+        # By any other index InnoDB locks rows of other ids on its way, and waits for whoever holds one of those.
+        statement = statement.with_hint("FORCE INDEX (PRIMARY)", dialect_name=dialect)
+    return statement
 
 
 def restored_transferability(tables: Tables) -> ColumnElement[int]:
