@@ -16,6 +16,12 @@ BENCHMARKS = (
     "plan",
     "dispatch_latency",
     "completion_latency",
+    "speed_up",
+    "skew",
+    "idle_cost",
+    "history",
+    "memory",
+    "airflow_mapping",
 )
 
 
