@@ -223,12 +223,13 @@ def _report(runs: dict[Way, list[Run]], machine: Machine, partitions: int, fligh
             "efficiency": efficiency,
         }
         if isinstance(way, Ours):
-            row["efficiency at equal speed"] = Rounds(
+            at_equal_speed = Rounds(
                 tuple(
                     run.part_computing(way.processes) / single.part_computing(1)
                     for single, run in zip(runs[way.alone], done, strict=True)
                 )
             )
+            row["efficiency at equal speed"] = at_equal_speed
             bare = runs[Bare(way.processes)]
             row["× bare"] = Rounds(tuple(run.elapsed / other.elapsed for run, other in zip(done, bare, strict=True)))
             row["overhead, %"] = _known(
@@ -239,9 +240,10 @@ def _report(runs: dict[Way, list[Run]], machine: Machine, partitions: int, fligh
             row["ours, s"] = _known(run.ours for run in done)
             row["PostgreSQL's, s"] = _known(run.postgresql for run in done)
             if way.processes > 1 and not way.prefetch:
-                report.targets.append(
-                    Target(f"{way.name}: efficiency", efficiency.median, LEAST_EFFICIENCY, f"{LEAST_EFFICIENCY:g}")
-                )
+                report.targets += [
+                    Target(f"{way.name}: {what}", measured.median, LEAST_EFFICIENCY, f"{LEAST_EFFICIENCY:g}")
+                    for what, measured in (("efficiency", efficiency), ("at equal speed", at_equal_speed))
+                ]
         report.rows.append(row)
     return report
 
