@@ -56,10 +56,11 @@ def test_importing_a_module_opens_no_connection(module: str, tmp_path: Path) -> 
     assert done.stdout.endswith("imported\n")
 
 
-def test_importing_operators_and_sensors_imports_neither_the_repository_nor_a_driver(tmp_path: Path) -> None:
+def test_what_a_dag_and_the_plugin_import_of_ours_is_neither_the_repository_nor_a_driver(tmp_path: Path) -> None:
     code = """
 import sys
-import airflow_dbpartition.operators, airflow_dbpartition.sensors
+import airflow_dbpartition.operators, airflow_dbpartition.sensors, airflow_dbpartition.decorators
+import airflow_dbpartition.partitioners, airflow_dbpartition.plugin
 heavy = ("airflow_dbpartition.repository", "airflow_dbpartition.launching", "airflow_dbpartition.triggers")
 brought = (".".join(name.split(".")[:2]) for name in sys.modules)
 print([name for name in brought if name in heavy or name in ("psycopg2", "alembic", "pymysql")])
@@ -67,6 +68,28 @@ print([name for name in brought if name in heavy or name in ("psycopg2", "alembi
     done = run(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_nothing_that_a_dag_or_the_plugin_imports_of_ours_asks_for_sqlalchemy(tmp_path: Path) -> None:
+    """Airflow itself has imported it by then, in this version: so what counts is who asks."""
+    code = """
+import builtins
+asked, real = {}, builtins.__import__
+
+def watching(name, globals=None, locals=None, fromlist=(), level=0):
+    module = (globals or {}).get("__name__", "")
+    if level == 0 and module.split(".")[0] == "airflow_dbpartition":
+        asked.setdefault(name.split(".")[0], []).append(module)
+    return real(name, globals, locals, fromlist, level)
+
+builtins.__import__ = watching
+import airflow_dbpartition.operators, airflow_dbpartition.sensors, airflow_dbpartition.decorators
+import airflow_dbpartition.partitioners, airflow_dbpartition.plugin
+print("airflow" in asked, asked.get("sqlalchemy"))
+"""
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "True None"
 
 
 def test_the_dags_are_read_without_errors_database_or_worker(tmp_path: Path) -> None:
