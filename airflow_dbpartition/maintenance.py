@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID
+from airflow_dbpartition.lineage import NamesItsJob
 from airflow_dbpartition.repository_task import JOB_READERS, JobTask, RepositoryTask
 from airflow_dbpartition.task_outcome import airflow_errors
 
@@ -58,7 +59,7 @@ class PurgeJobRepositoryOperator(RepositoryTask):
         return dict(purged)
 
 
-class StopJobExecutionOperator(JobTask):
+class StopJobExecutionOperator(NamesItsJob, JobTask):
     """Asks a job to stop, as a person would; returns the status that it then has.
 
     PENDING partitions are STOPPED at once, running ones when their workers hear of it. Whoever waits for the job fails
@@ -103,5 +104,10 @@ class StopJobExecutionOperator(JobTask):
                 self.log.info("job %r has never been launched: there is nothing to stop", self.job_name)
                 return None
             status = repository.executions.stop(target.job_execution_id, reason=self._value("reason"))
+        self._job_facts = {
+            "job_execution_id": target.job_execution_id,
+            "job_name": target.job_name,
+            "status": status.value,
+        }
         self.log.info("job execution %d is %s", target.job_execution_id, status)
         return status.value

@@ -14,6 +14,7 @@ from airflow_dbpartition import templated
 from airflow_dbpartition.aggregating import checked, resolved
 from airflow_dbpartition.errors import DatabaseError, DbPartitionError
 from airflow_dbpartition.hooks import opened
+from airflow_dbpartition.lineage import NamesItsJob
 from airflow_dbpartition.links import PartitionsLink, page_of
 from airflow_dbpartition.ownership import owner_token
 from airflow_dbpartition.reporting import remember, report
@@ -33,7 +34,7 @@ DEFERRAL_GRACE_S = 15.0  # the trigger itself sees a deadline; Airflow's own tim
 LONGEST_PAUSE_S = 30.0
 
 
-class TaskWait(Interruptible, RepositoryTask):
+class TaskWait(Interruptible, NamesItsJob, RepositoryTask):
     """The waiting half of an operator. Success is only ever said after the counts in the database say so.
 
     A subclass says what a verdict means for its task (`_conclude`, `_give_up`), and how often to look.
@@ -117,11 +118,15 @@ class TaskWait(Interruptible, RepositoryTask):
         push = getattr(context["ti"], "xcom_push", None)
         if push is not None:  # Airflow itself pushes links only when a task ends or defers
             push(key=self.operator_extra_links[0].xcom_key, value=self.partitions_link)
-        remember(context, {"job_execution_id": job_execution_id, **state})
+        self._job_facts = {"job_execution_id": job_execution_id, **state}
+        remember(context, self._job_facts)
 
     def _report(self, context: Context, verdict: Verdict) -> None:
         """Tell Airflow how the execution has ended, if it has."""
+        execution = verdict.execution
+        self._job_facts = {"job_execution_id": execution.job_execution_id, "job_name": execution.job_name}
         if verdict.summary is not None:
+            self._job_facts = dict(verdict.summary)
             completed = verdict.outcome is verdict.outcome.COMPLETED
             report(context, verdict.summary, outlets=self.outlets if completed else ())
 
