@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +165,7 @@ class JobRepositoryHook(BaseHook):
         with self.repository() as repository:
             return repository.reading.summary(job_execution_id).to_json()
 
-    def iter_results(self, job_execution_id: int) -> Iterator[tuple[str, Any]]:
+    def iter_results(self, job_execution_id: int) -> Generator[tuple[str, Any], None, None]:
         """(partition key, result) of every completed partition of the job, read page by page.
 
         Raises:

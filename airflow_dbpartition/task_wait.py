@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -135,7 +136,9 @@ class TaskWait(Interruptible, NamesItsJob, RepositoryTask):
         self.log.info("%s: %s", verdict.message, verdict.summary)
         if self.aggregator is None:
             return verdict.summary
-        return resolved(self.aggregator)(self._hook().iter_results(verdict.job_execution_id))
+        # An aggregator's error keeps hold of the results while Airflow handles it; their connection is not to stay.
+        with closing(self._hook().iter_results(verdict.job_execution_id)) as results:
+            return resolved(self.aggregator)(results)
 
     def _checked_aggregator(self, aggregator: Aggregator | str | None) -> Aggregator | str | None:
         with self._naming_itself():
