@@ -12,23 +12,22 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import JobExecution, NodeView, Progress
 from airflow_dbpartition.errors import DbPartitionError, JobExecutionNotFoundError
+from airflow_dbpartition.polled_waits import ExecutionWait, N, News, NodesUpdate, NodesWait, Update, Wait
 from airflow_dbpartition.recovery import Continuity
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.notifications import Notifications
 from airflow_dbpartition.schema import DONE_CHANNEL
-from airflow_dbpartition.waiting import Outcome, describe_progress, sweep, why_no_nodes
+from airflow_dbpartition.waiting import NodesWanted, Outcome, describe_progress, sweep, why_no_nodes
 
 SWEEP_EVERY_S = 5.0
 NODES_EVERY_S = 10.0
 LEAST_TICK_S = 0.02
 LONGEST_BACKOFF_S = 30.0
-LOG_PROGRESS_EVERY_S = 5.0
 
 T = TypeVar("T")
 
@@ -38,42 +37,8 @@ Connect = Callable[[], Awaitable["tuple[Callable[[], JobRepository], Timings]"]]
 """Looks up, without blocking, where the repository is: how to open it (in the poller's thread), and the timings."""
 
 
-@dataclass(frozen=True)
-class Update:
-    """News of one wait.
-
-    Args:
-        job_execution_id: the execution that is looked at now: a restart is followed.
-        message: for the log.
-        outcome: what the wait has come to; None = it goes on.
-    """
-
-    job_execution_id: int
-    message: str
-    outcome: Outcome | None = None
-
-
-@dataclass(eq=False)
-class _Wait:
-    current_id: int
-    poll_interval_s: float
-    no_nodes_timeout_s: float | None
-    news: asyncio.Queue[Update | BaseException] = field(default_factory=asyncio.Queue)
-    is_due: bool = True  # to be looked at without waiting for the next poll
-    execution: JobExecution | None = None
-    last_message: str = ""
-    last_logged: float = float("-inf")
-
-    def changed(self, message: str, now: float) -> bool:
-        """Whether this is worth a line in the log: something new, and not more often than one can read."""
-        if message == self.last_message or now - self.last_logged < LOG_PROGRESS_EVERY_S:
-            return False
-        self.last_message, self.last_logged = message, now
-        return True
-
-
 class SharedPoller:
-    """Watches executions for any number of coroutines of one event loop.
+    """Watches executions and nodes for any number of coroutines of one event loop.
 
     The database is only touched in a thread of its own, so that a slow one never holds up the loop; the loop only
     watches the socket, and only while the thread rests. An outage, however long, ends no wait: the poller connects
@@ -86,7 +51,7 @@ class SharedPoller:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._timings = Timings()
-        self._waits: list[_Wait] = []
+        self._waits: list[Wait[Any]] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -98,11 +63,21 @@ class SharedPoller:
         self._swept = self._saw_nodes = time.monotonic()
         self.ticks = 0
 
-    async def watch(
+    def watch(
         self, job_execution_id: int, *, poll_interval_s: float, no_nodes_timeout_s: float | None = None
     ) -> AsyncIterator[Update]:
         """News of an execution and its restarts; the last one has an outcome."""
-        wait = _Wait(job_execution_id, poll_interval_s, no_nodes_timeout_s)
+        return self._news_of(
+            ExecutionWait(
+                current_id=job_execution_id, poll_interval_s=poll_interval_s, no_nodes_timeout_s=no_nodes_timeout_s
+            )
+        )
+
+    def watch_nodes(self, wanted: NodesWanted, *, poll_interval_s: float) -> AsyncIterator[NodesUpdate]:
+        """News of how many live nodes there are; the last one says that there are enough."""
+        return self._news_of(NodesWait(wanted=wanted, poll_interval_s=poll_interval_s))
+
+    async def _news_of(self, wait: Wait[N]) -> AsyncIterator[N]:
         self._waits.append(wait)
         self._wake.set()
         if self._task is None or self._task.done():
@@ -113,7 +88,7 @@ class SharedPoller:
                 if isinstance(news, BaseException):
                     raise news
                 yield news
-                if news.outcome is not None:
+                if news.is_last:
                     return
         finally:
             if wait in self._waits:
@@ -170,7 +145,7 @@ class SharedPoller:
             return
         named = await self._in_thread(self._notifications.take)
         for wait in self._waits:
-            if str(wait.current_id) in named:
+            if isinstance(wait, ExecutionWait) and str(wait.current_id) in named:
                 wait.is_due = True
 
     async def _rest(self) -> None:
@@ -208,9 +183,9 @@ class SharedPoller:
             self._polled = began
         now = time.monotonic()
         for wait, update in updates:
-            if update.outcome is not None or wait.changed(update.message, now):
+            if update.is_last or wait.changed(update.message, now):
                 wait.news.put_nowait(update)
-            if update.outcome is not None and wait in self._waits:
+            if update.is_last and wait in self._waits:
                 self._waits.remove(wait)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
@@ -231,7 +206,7 @@ class SharedPoller:
 
     def _tell_all(self, message: str) -> None:
         for wait in self._waits:
-            wait.news.put_nowait(Update(wait.current_id, message))
+            wait.news.put_nowait(wait.notice(message))
 
     async def _disconnect(self) -> None:
         repository, self._repository = self._repository, None
@@ -242,34 +217,53 @@ class SharedPoller:
 
     # --- in the thread -----------------------------------------------------------------------------------------
 
-    def _poll(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
+    def _poll(self, repository: JobRepository, waits: Sequence[Wait[Any]]) -> list[tuple[Wait[Any], News]]:
         """Look at all waits, and do what is to be done from time to time."""
         now = time.monotonic()
         if now - self._swept >= SWEEP_EVERY_S:
             self._swept = now
             sweep(repository, self._timings, self._continuity)
+        counted = self._count_nodes(repository, waits)
         found = self._progress(repository, waits)
         self._heard_on = self._notifications.session if self._notifications is not None else None
         updates = self._judge_all(repository, waits, found)
         if now - self._saw_nodes >= NODES_EVERY_S:
             self._saw_nodes = now
             updates = self._without_nodes(repository, updates, found)
-        return updates
+        return [*updates, *counted]
 
-    def _look(self, repository: JobRepository, waits: Sequence[_Wait]) -> list[tuple[_Wait, Update]]:
-        return self._judge_all(repository, waits, self._progress(repository, waits))
+    def _look(self, repository: JobRepository, waits: Sequence[Wait[Any]]) -> list[tuple[Wait[Any], News]]:
+        counted = self._count_nodes(repository, waits)
+        return [*self._judge_all(repository, waits, self._progress(repository, waits)), *counted]
 
-    def _progress(self, repository: JobRepository, waits: Sequence[_Wait]) -> dict[int, Progress]:
-        found = repository.reading.progress(sorted({wait.current_id for wait in waits}))
+    def _progress(self, repository: JobRepository, waits: Sequence[Wait[Any]]) -> dict[int, Progress]:
+        wanted = sorted({wait.current_id for wait in _for_executions(waits)})
+        if not wanted:
+            return {}
+        found = repository.reading.progress(wanted)
         self._continuity.heard()
         return found
 
-    def _judge_all(
-        self, repository: JobRepository, waits: Sequence[_Wait], found: dict[int, Progress]
-    ) -> list[tuple[_Wait, Update]]:
-        return [(wait, self._judge(repository, wait, found.get(wait.current_id))) for wait in waits]
+    def _count_nodes(
+        self, repository: JobRepository, waits: Sequence[Wait[Any]]
+    ) -> list[tuple[NodesWait, NodesUpdate]]:
+        """One query for all waits for nodes."""
+        counting = [wait for wait in waits if isinstance(wait, NodesWait)]
+        if not counting:
+            return []
+        nodes, updates = repository.nodes.all(), []
+        self._continuity.heard()
+        for wait in counting:
+            live = wait.wanted.among(nodes, within_s=self._timings.unreachable_after_s)
+            updates.append((wait, NodesUpdate(wait.wanted.describe(live), is_last=live >= wait.wanted.count)))
+        return updates
 
-    def _judge(self, repository: JobRepository, wait: _Wait, progress: Progress | None) -> Update:
+    def _judge_all(
+        self, repository: JobRepository, waits: Sequence[Wait[Any]], found: dict[int, Progress]
+    ) -> list[tuple[ExecutionWait, Update]]:
+        return [(wait, self._judge(repository, wait, found.get(wait.current_id))) for wait in _for_executions(waits)]
+
+    def _judge(self, repository: JobRepository, wait: ExecutionWait, progress: Progress | None) -> Update:
         if progress is not None and progress.status.is_active:
             late = Outcome.LATE if progress.deadline_passed else None
             return Update(wait.current_id, describe_progress(progress), late)
@@ -287,8 +281,8 @@ class SharedPoller:
         return Update(wait.current_id, f"job execution {wait.current_id} is {latest.status}", outcome)
 
     def _without_nodes(
-        self, repository: JobRepository, updates: list[tuple[_Wait, Update]], found: dict[int, Progress]
-    ) -> list[tuple[_Wait, Update]]:
+        self, repository: JobRepository, updates: list[tuple[ExecutionWait, Update]], found: dict[int, Progress]
+    ) -> list[tuple[ExecutionWait, Update]]:
         """Look for nodes once for all waits; only where none is in sight, a wait is looked at by itself."""
         nodes = repository.nodes.all()
         judged = []
@@ -308,6 +302,10 @@ class SharedPoller:
 
 class _UnavailableError(DbPartitionError):
     """The connection cannot be looked up now."""
+
+
+def _for_executions(waits: Sequence[Wait[Any]]) -> list[ExecutionWait]:
+    return [wait for wait in waits if isinstance(wait, ExecutionWait)]
 
 
 async def _sleep_until(moment: float) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
 
 from airflow_dbpartition import templated
 from airflow_dbpartition.domain import JOB_NAME_LENGTH, JobIdentity
@@ -47,6 +48,13 @@ class RepositoryTask(BaseOperator):
     def _read(self, name: str, value: Any) -> Any:
         with self._naming_itself():
             return self._readers[name](name, value)
+
+    def _is_deferrable(self, value: bool | None) -> bool:
+        """What the author says, or Airflow's configuration where the author says nothing."""
+        if value is None:
+            return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
+        with self._naming_itself():
+            return templated.flag("deferrable", value)
 
     @contextmanager
     def _naming_itself(self) -> Iterator[None]:

@@ -8,10 +8,8 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralTimeout
 
-from airflow_dbpartition import templated
 from airflow_dbpartition.aggregating import checked, resolved
 from airflow_dbpartition.errors import DatabaseError, DbPartitionError
 from airflow_dbpartition.hooks import opened
@@ -267,12 +265,3 @@ class TaskWait(Interruptible, NamesItsJob, RepositoryTask):
                 return f"job execution {latest} is {status}"
         except DbPartitionError as error:
             return f"job execution {job_execution_id} was not stopped: {error}"
-
-    # --- arguments ---------------------------------------------------------------------------------------------
-
-    def _is_deferrable(self, value: bool | None) -> bool:
-        """What the author says, or Airflow's configuration where the author says nothing."""
-        if value is None:
-            return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
-        with self._naming_itself():
-            return templated.flag("deferrable", value)

@@ -1,4 +1,4 @@
-"""PartitionCompletionTrigger: a deferred wait for the end of a job execution.
+"""Deferred waits: for the end of a job execution, for the launch of a job, for live nodes.
 
 Everything that a kill needs is imported here, at the top: an import inside `on_kill` would hold up the event loop for
 the very second that Airflow allows it. So this module is imported by tasks only when they defer.
@@ -23,6 +23,7 @@ from airflow_dbpartition.errors import DbPartitionError
 from airflow_dbpartition.hooks import JobRepositoryHook, open_repository
 from airflow_dbpartition.polling import shared_poller
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.waiting import NodesWanted
 
 DEFERRED = "deferred"
 
@@ -176,6 +177,60 @@ class JobLaunchTrigger(BaseTrigger):
             if found is not None:
                 message = f"job {self.job_name!r} was launched as job execution {found}"
                 yield TriggerEvent({"message": message, "job_execution_id": found})  # type: ignore[no-untyped-call]
+                return
+
+
+class LiveNodesTrigger(BaseTrigger):
+    """Waits until so many nodes are live, and fires once; the task counts them again.
+
+    It shares the connection of all waits of a triggerer, and one query a tick with all waits for nodes. An outage of
+    the database is waited out.
+
+    Args:
+        min_nodes: how many.
+        node_group: of which group.
+        repository_conn_id: the Airflow connection of the job repository.
+        step: only nodes that have registered it; None = any.
+        poll_interval_s: seconds between two looks, and before the first.
+    """
+
+    def __init__(
+        self,
+        min_nodes: int,
+        node_group: str,
+        repository_conn_id: str,
+        step: str | None = None,
+        poll_interval_s: float = 5.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.min_nodes = min_nodes
+        self.node_group = node_group
+        self.repository_conn_id = repository_conn_id
+        self.step = step
+        self.poll_interval_s = poll_interval_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class's path and the arguments."""
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "min_nodes": self.min_nodes,
+                "node_group": self.node_group,
+                "repository_conn_id": self.repository_conn_id,
+                "step": self.step,
+                "poll_interval_s": self.poll_interval_s,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Fire once, when there are enough; for the first look see `PartitionCompletionTrigger.run`."""
+        await asyncio.sleep(self.poll_interval_s)
+        poller = shared_poller(self.repository_conn_id, partial(_connect, self.repository_conn_id))
+        wanted = NodesWanted(self.min_nodes, self.node_group, self.step)
+        async for update in poller.watch_nodes(wanted, poll_interval_s=self.poll_interval_s):
+            self.log.info(update.message)
+            if update.is_last:
+                yield TriggerEvent({"message": update.message})  # type: ignore[no-untyped-call]
                 return
 
 

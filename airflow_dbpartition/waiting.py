@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from airflow_dbpartition.config import Timings
-from airflow_dbpartition.domain import ExecutionStatus, JobExecution, PartitionStatus, Progress
+from airflow_dbpartition.domain import ExecutionStatus, JobExecution, NodeView, PartitionStatus, Progress
 from airflow_dbpartition.failure_texts import essence
 from airflow_dbpartition.recovery import Continuity, Recovery
 from airflow_dbpartition.repository import JobRepository
@@ -53,6 +54,30 @@ class Verdict:
     @property
     def is_final(self) -> bool:
         return self.outcome is not Outcome.WAITING
+
+
+@dataclass(frozen=True)
+class NodesWanted:
+    """How many live nodes somebody waits for.
+
+    Args:
+        count: how many.
+        node_group: of which group.
+        step: that they have to know; None = any.
+    """
+
+    count: int
+    node_group: str
+    step: str | None = None
+
+    def among(self, nodes: Iterable[NodeView], *, within_s: float) -> int:
+        """How many of the nodes are such, heard within so many seconds."""
+        return sum(node.may_be_given(self.step, node_group=self.node_group, within_s=within_s) for node in nodes)
+
+    def describe(self, live: int) -> str:
+        """How many there are, in one line for the task's log."""
+        knowing = "" if self.step is None else f" that know the step {self.step!r}"
+        return f"{live} of {self.count} live nodes of group {self.node_group!r}{knowing}"
 
 
 def look(

@@ -234,14 +234,10 @@ def airflow_side() -> Iterator[str]:
     yield "# Operators, sensors, hook and triggers\n"
     kinds: Sequence[Any] = (operators.PartitionedStepOperator, sensors.PartitionCompletionSensor)
     for kind in kinds:
-        yield from class_entry(kind)
-        yield f"Fields that may be templates: {', '.join(code(name) for name in sorted(kind.template_fields))}.\n"
+        yield from templated_entry(kind)
     yield from function_entry(decorators.partitioned_step_task, "@task.partitioned_step", level=2)
-    for housekeeper in (
-        sensors.LiveNodesSensor,
-        operators.StopJobExecutionOperator,
-        operators.PurgeJobRepositoryOperator,
-    ):
+    yield from templated_entry(sensors.LiveNodesSensor)
+    for housekeeper in (operators.StopJobExecutionOperator, operators.PurgeJobRepositoryOperator):
         yield from class_entry(housekeeper)
         yield "Every argument of its own may be a template.\n"
     yield from class_entry(
@@ -255,8 +251,13 @@ def airflow_side() -> Iterator[str]:
     ]
     yield f"Connection type `{kind['connection-type']}`. Extras that the form has fields for:\n"
     yield table(["extra", "label", "", "values"], rows)
-    for trigger in (triggers.PartitionCompletionTrigger, triggers.JobLaunchTrigger):
+    for trigger in (triggers.PartitionCompletionTrigger, triggers.JobLaunchTrigger, triggers.LiveNodesTrigger):
         yield from class_entry(trigger)
+
+
+def templated_entry(kind: Any) -> Iterator[str]:
+    yield from class_entry(kind)
+    yield f"Fields that may be templates: {', '.join(code(name) for name in sorted(kind.template_fields))}.\n"
 
 
 def airflow_semantics() -> Iterator[str]:

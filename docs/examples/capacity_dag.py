@@ -10,7 +10,7 @@ from airflow_dbpartition.partitioners import ColumnRangePartitioner
 from airflow_dbpartition.sensors import LiveNodesSensor, PartitionCompletionSensor
 
 with DAG("after_the_day_is_closed", schedule=None, catchup=False):
-    capacity = LiveNodesSensor(task_id="capacity", min_nodes=4, step="check_orders", mode="reschedule", timeout=900)
+    capacity = LiveNodesSensor(task_id="capacity", min_nodes=4, step="check_orders", deferrable=True, timeout=900)
     closed = PartitionCompletionSensor(  # of another DAG: it need not even be launched yet
         task_id="closed",
         job_name="close_the_day",

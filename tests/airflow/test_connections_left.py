@@ -32,7 +32,7 @@ from airflow_dbpartition.operators import PurgeJobRepositoryOperator, StopJobExe
 from airflow_dbpartition.partitioners import ColumnRangePartitioner
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.sensors import LiveNodesSensor, PartitionCompletionSensor
-from airflow_dbpartition.triggers import JobLaunchTrigger, PartitionCompletionTrigger
+from airflow_dbpartition.triggers import JobLaunchTrigger, LiveNodesTrigger, PartitionCompletionTrigger
 from tests.airflow.test_listener import instance, settled
 from tests.airflow.test_tries import execute, operator, sensor, waiting
 from tests.airflow.worlds import Try, connection_to, define
@@ -212,6 +212,8 @@ def test_after_a_deferred_look(world: World) -> None:
 def test_after_a_look_for_nodes(world: World) -> None:
     with world.counted(), pytest.raises(AirflowSensorTimeout):
         execute(LiveNodesSensor(task_id="live", repository_conn_id="repo", poke_interval=0.1, timeout=0.1), Try())
+    with world.counted(), pytest.raises(TaskDeferred):
+        execute(LiveNodesSensor(task_id="live", repository_conn_id="repo", deferrable=True), Try())
 
 
 # --- the other tasks, and the hook ---------------------------------------------------------------------------------
@@ -260,6 +262,7 @@ def test_when_the_last_wait_of_a_triggerer_is_over(world: World) -> None:
 
     async def main() -> int:
         waits: list[BaseTrigger] = [PartitionCompletionTrigger(planned, "repo", poll_interval_s=0.1) for _ in range(3)]
+        waits.append(LiveNodesTrigger(1, "default", "repo", poll_interval_s=0.1))
         waits.append(JobLaunchTrigger("dag.task", _key_of(world, planned), "repo", poll_interval_s=0.1))
         await asyncio.gather(*(_fired(wait) for wait in waits))
         return await asyncio.to_thread(world.left)  # while its loop goes on

@@ -1,4 +1,4 @@
-"""The tasks that purge, stop, and wait for workers."""
+"""The tasks that purge and stop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout
+from airflow.sdk.exceptions import AirflowException
 
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.operators import PurgeJobRepositoryOperator, StopJobExecutionOperator
 from airflow_dbpartition.repository import JobRepository
-from airflow_dbpartition.sensors import LiveNodesSensor
-from tests.airflow.test_tries import execute, meanwhile, operator, when
+from tests.airflow.test_tries import execute, operator
 from tests.airflow.worlds import Try
-from tests.scenarios import add_node, finish_all, silence, statuses
+from tests.scenarios import add_node, finish_all, statuses
 
 
 def purge(**options: Any) -> PurgeJobRepositoryOperator:
@@ -27,10 +26,6 @@ def stop(**options: Any) -> StopJobExecutionOperator:
     return StopJobExecutionOperator(
         **{"task_id": "stop", "reason": "the source was wrong", "repository_conn_id": "repo", **options}
     )
-
-
-def live(**options: Any) -> LiveNodesSensor:
-    return LiveNodesSensor(**{"task_id": "live", "poke_interval": 0.2, "repository_conn_id": "repo", **options})
 
 
 # --- purge ---------------------------------------------------------------------------------------------------------
@@ -86,33 +81,3 @@ def test_a_stop_wants_an_id_or_a_name() -> None:
     for options in ({}, {"job_execution_id": 1, "job_name": "daily"}):
         with pytest.raises(ConfigurationError, match="expected job_execution_id, or job_name"):
             stop(**options)
-
-
-# --- live nodes ----------------------------------------------------------------------------------------------------
-
-
-def test_it_waits_until_enough_nodes_that_know_the_step_are_live(connected: JobRepository) -> None:
-    add_node(connected, "a")
-    add_node(connected, "silent")
-    silence(connected, "silent", 60)
-    add_node(connected, "other step", steps=("other",))
-    add_node(connected, "other group", node_group="other")
-    began: list[int] = []
-
-    def one_more() -> None:
-        add_node(connected, "b")
-
-    with meanwhile(when(lambda: bool(began), one_more)):
-        began.append(1)
-        assert execute(live(min_nodes=2, step="work", timeout=30), Try()) == 2
-
-
-def test_it_times_out_where_they_do_not_come(connected: JobRepository) -> None:
-    with pytest.raises(AirflowSensorTimeout):
-        execute(live(timeout=0.3), Try())
-
-
-@pytest.mark.parametrize("min_nodes", [0, "none", 1.5])
-def test_a_number_of_nodes_that_is_none_is_refused_when_the_dag_is_read(min_nodes: Any) -> None:
-    with pytest.raises(ConfigurationError, match="task 'live': expected min_nodes to be an integer of at least 1"):
-        live(min_nodes=min_nodes)

@@ -18,13 +18,14 @@ from airflow_dbpartition import polling
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import ExecutionStatus
 from airflow_dbpartition.errors import ConfigurationError
-from airflow_dbpartition.polling import SharedPoller, Update, shared_poller
+from airflow_dbpartition.polled_waits import NodesUpdate, Update
+from airflow_dbpartition.polling import SharedPoller, shared_poller
 from airflow_dbpartition.repository import JobRepository, sessions
 from airflow_dbpartition.repository.notifications import Notifications
 from airflow_dbpartition.repository.reading import Reading
 from airflow_dbpartition.repository.transactions import notify
 from airflow_dbpartition.schema import DONE_CHANNEL
-from airflow_dbpartition.waiting import Outcome
+from airflow_dbpartition.waiting import NodesWanted, Outcome
 from tests.databases import Database, run_sql, with_user
 from tests.scenarios import add_node, claim_one, complete, fail_all, finish_all, submit, to_nobody
 from tests.worker.proxy import Proxy
@@ -166,6 +167,67 @@ def test_a_hundred_waits_share_one_connection_and_one_query_a_tick(
     assert [update.job_execution_id for update in ended] == jobs
     assert {update.outcome for update in ended} == {Outcome.COMPLETED}
     assert (watched.opened, watched.connects) == (1, 1)
+
+
+def test_waits_for_nodes_share_the_connection_and_one_query_a_tick(
+    database: Database, repository: JobRepository
+) -> None:
+    add_node(repository, "a")
+    job = submit(repository, 1).job_execution_id
+    watched = Watched(database)
+    poller = SharedPoller(watched)
+    wanted = [NodesWanted(2, "default"), NodesWanted(2, "default", "work"), NodesWanted(1, "other")]
+
+    async def main() -> tuple[Update, list[str]]:
+        execution = asyncio.ensure_future(last(poller.watch(job, poll_interval_s=0.2)))
+        nodes = [asyncio.ensure_future(_all(poller.watch_nodes(one, poll_interval_s=0.2))) for one in wanted * 30]
+        await until(lambda: poller.ticks >= 3)
+        begun, queries = poller.ticks, len(watched.queries)
+        await until(lambda: poller.ticks >= begun + 5)
+        assert len(watched.queries) - queries <= 2 * (poller.ticks - begun) + 2
+        assert not any(wait.done() for wait in nodes)
+        await in_thread(add_node, repository, "b", steps=("other",))
+        enough = await asyncio.gather(*nodes[::3])
+        await in_thread(add_node, repository, "c")
+        await in_thread(add_node, repository, "d", node_group="other")
+        enough += await asyncio.gather(*nodes)
+        await in_thread(end_all, repository, [job])
+        return await execution, sorted({words[-1] for words in enough})
+
+    update, words = run(main())
+    assert update.outcome is Outcome.COMPLETED
+    assert words == [
+        "1 of 1 live nodes of group 'other'",
+        "2 of 2 live nodes of group 'default'",
+        "2 of 2 live nodes of group 'default' that know the step 'work'",
+    ]
+    assert (watched.opened, watched.connects) == (1, 1)
+
+
+def test_a_wait_for_nodes_sits_out_an_outage_and_leaves_no_connection(
+    database: Database, repository: JobRepository
+) -> None:
+    watched = Watched(database, refuse="the connection is being edited")
+    poller = SharedPoller(watched)
+
+    async def main() -> list[str]:
+        waiting = asyncio.ensure_future(_all(poller.watch_nodes(NodesWanted(1, "default"), poll_interval_s=0.2)))
+        await asyncio.sleep(0.5)
+        watched.refuse = None
+        await until(lambda: poller.ticks >= 3)
+        await in_thread(add_node, repository)
+        words = await waiting
+        await until(lambda: poller._task is not None and poller._task.done())
+        assert poller._repository is None
+        return words
+
+    words = run(main())
+    assert words[0].endswith("the connection is being edited; the wait goes on")
+    assert words[-1] == "1 of 1 live nodes of group 'default'"
+
+
+async def _all(news: AsyncIterator[NodesUpdate]) -> list[str]:
+    return [update.message async for update in news]
 
 
 def test_waits_that_come_together_share_a_tick(database: Database, repository: JobRepository) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from airflow_dbpartition import polling, waiting
+from airflow_dbpartition import polled_waits, polling, waiting
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.demo.processes import send_signal
 from airflow_dbpartition.domain import NodeStatus
@@ -90,7 +90,7 @@ class Waits:
         # The poller of a triggerer has time; these tests have none.
         monkeypatch.setattr(polling, "SWEEP_EVERY_S", 0.3)
         monkeypatch.setattr(polling, "NODES_EVERY_S", 0.3)
-        monkeypatch.setattr(polling, "LOG_PROGRESS_EVERY_S", 0.0)
+        monkeypatch.setattr(polled_waits, "LOG_PROGRESS_EVERY_S", 0.0)
 
     def of(self, kind: str, job_execution_id: int, *, no_nodes_timeout_s: float = 1800.0) -> Wait:
         """Begin to wait for an execution."""
