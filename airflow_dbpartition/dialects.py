@@ -294,7 +294,10 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
     def limit(connection: Connection) -> None:
         options = connection.get_execution_options()
         if options.get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql(own if options.get(OWN_TRANSACTION) else command)
+            # Whoever streams with a server's cursor has said so of the whole connection: SET has no rows to stream.
+            unstreamed = {"stream_results": False, "yield_per": None}
+            limits = own if options.get(OWN_TRANSACTION) else command
+            connection.exec_driver_sql(limits, execution_options=unstreamed)
 
 
 def _mariadb_silence_limit(config: DatabaseConfig) -> str:

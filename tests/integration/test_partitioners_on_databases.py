@@ -36,6 +36,7 @@ from airflow_dbpartition.partitioners import (
     StandaloneEnvironment,
     collect_partitions,
 )
+from airflow_dbpartition.repository import JobRepository
 
 metadata = MetaData()
 # The names need quoting, and would be folded to another case without it.
@@ -202,6 +203,10 @@ def test_a_view_is_cut_like_a_table(database: Engine) -> None:
 
 def ask(engine: Engine, sql: str, **options: Any) -> list[Partition]:
     return collect_partitions(QueryPartitioner(sql, **options), grid_size=1, environment=StandaloneEnvironment(engine))
+
+
+def test_a_query_that_names_no_database_reads_the_job_repositorys(repository: JobRepository) -> None:
+    assert [p.key for p in ask(repository.engine, "SELECT 'a' AS name UNION SELECT 'b' ORDER BY 1")] == ["a", "b"]
 
 
 def test_a_query_makes_a_partition_of_each_row(database: Engine) -> None:
