@@ -19,7 +19,7 @@ from airflow_dbpartition import templated
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP
 from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
-from airflow_dbpartition.repository_task import RepositoryTask
+from airflow_dbpartition.repository_task import SHORTEST_PAUSE_S, RepositoryTask
 from airflow_dbpartition.task_outcome import airflow_errors
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class LiveNodesSensor(RepositoryTask, BaseSensorOperator):
                 node_group=wanted.node_group,
                 repository_conn_id=self._value("repository_conn_id"),
                 step=wanted.step,
-                poll_interval_s=min(max(0.2, self.poke_interval), address.longest_poll_interval_s),
+                poll_interval_s=min(max(SHORTEST_PAUSE_S, self.poke_interval), address.longest_poll_interval_s),
             ),
             method_name="execute_live",
             kwargs={"give_up_at": give_up_at.isoformat()},

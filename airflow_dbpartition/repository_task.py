@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from airflow_dbpartition.domain import JobExecution
     from airflow_dbpartition.repository import JobRepository
 
+SHORTEST_PAUSE_S = 0.2  # between two looks of a sensor, whatever its poke_interval
+
 Readers = Mapping[str, templated.Reader]
 
 JOB_READERS: Readers = {

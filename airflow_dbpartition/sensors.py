@@ -21,7 +21,7 @@ from airflow_dbpartition.errors import DatabaseError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.live_nodes import LiveNodesSensor
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
-from airflow_dbpartition.repository_task import JOB_READERS, JobTask
+from airflow_dbpartition.repository_task import JOB_READERS, SHORTEST_PAUSE_S, JobTask
 from airflow_dbpartition.task_outcome import airflow_errors
 from airflow_dbpartition.task_wait import TaskWait
 
@@ -298,7 +298,7 @@ class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
         return launched.job_execution_id
 
     def _poll_interval_s(self) -> float:
-        return max(0.2, float(self.poke_interval))
+        return max(SHORTEST_PAUSE_S, float(self.poke_interval))
 
     def _token(self, context: Context) -> str | None:
         return super()._token(context) if self._owns else None

@@ -169,11 +169,11 @@ def _report(runs: dict[tuple[int, str], list[Run]], machine: Machine, idle_cores
             {
                 "slices": size,
                 "way": way,
-                "run, s": _rounds(run.elapsed for run in done),
-                "slices/s": _rounds(size / run.elapsed for run in done),
-                "Airflow's processor time, s": _rounds(run.airflow for run in done),
-                "workers', s": _rounds(run.workers for run in done),
-                "PostgreSQL's, s": _rounds(run.postgresql for run in done),
+                "run, s": Rounds.of(run.elapsed for run in done),
+                "slices/s": Rounds.of(size / run.elapsed for run in done),
+                "Airflow's processor time, s": Rounds.of(run.airflow for run in done),
+                "workers', s": Rounds.of(run.workers for run in done),
+                "PostgreSQL's, s": Rounds.of(run.postgresql for run in done),
             }
         )
     largest = max(size for size, _ in runs)
@@ -181,25 +181,21 @@ def _report(runs: dict[tuple[int, str], list[Run]], machine: Machine, idle_cores
     report.targets += [
         Target(
             what=f"slices/s at {largest:,}",
-            measured=_rounds(largest / run.elapsed for run in ours).median,
-            limit=_rounds(largest / run.elapsed for run in mapped).median,
+            measured=Rounds.of(largest / run.elapsed for run in ours).median,
+            limit=Rounds.of(largest / run.elapsed for run in mapped).median,
             against="dynamic task mapping",
             factor=RATE_FACTOR,
         ),
         Target(
             what=f"Airflow's processor time at {largest:,}, s",
-            measured=_rounds(run.airflow for run in ours).median,
-            limit=_rounds(run.airflow for run in mapped).median,
+            measured=Rounds.of(run.airflow for run in ours).median,
+            limit=Rounds.of(run.airflow for run in mapped).median,
             against="dynamic task mapping",
             factor=PROCESSOR_FACTOR,
             at_least=False,
         ),
     ]
     return report
-
-
-def _rounds(values: Iterator[float]) -> Rounds:
-    return Rounds(tuple(values))
 
 
 if __name__ == "__main__":

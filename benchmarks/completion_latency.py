@@ -191,7 +191,7 @@ def _listening(listens: bool) -> AbstractContextManager[object]:
 
 
 def _p50(measured: list[list[tuple[float, float]]]) -> Rounds:
-    return Rounds(tuple(statistics.median(until_event for until_event, _ in one) for one in measured))
+    return Rounds.of(statistics.median(until_event for until_event, _ in one) for one in measured)
 
 
 def _row(case: str, measured: list[list[tuple[float, float]]]) -> dict[str, Cell]:

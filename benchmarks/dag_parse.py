@@ -87,7 +87,7 @@ def main(options: Options) -> list[Report]:
             say(f"  {way}, round {number}: {measured[way][-1]['added_ms']:.1f} ms")
 
     def rounds_of(found: list[Mapping[str, float]], what: str) -> Rounds:
-        return Rounds(tuple(one[what] for one in found))
+        return Rounds.of(one[what] for one in found)
 
     def row(way: str, found: list[Mapping[str, float]], what: str) -> Mapping[str, Cell]:
         return {

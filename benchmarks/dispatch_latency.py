@@ -65,8 +65,8 @@ def main(options: Options) -> list[Report]:
                 p50[name].append(percentile(waits_ms, 0.5))
                 p99[name].append(percentile(waits_ms, 0.99))
                 say(f"  round {number}: {name}: p50 {p50[name][-1]:.2f} ms, p99 {p99[name][-1]:.2f} ms")
-    medians = {name: Rounds(tuple(found)) for name, found in p50.items()}
-    tails = {name: Rounds(tuple(found)) for name, found in p99.items()}
+    medians = {name: Rounds.of(found) for name, found in p50.items()}
+    tails = {name: Rounds.of(found) for name, found in p99.items()}
     return [
         Report(
             name="dispatch_latency",

@@ -198,7 +198,7 @@ class _Times:
     rounds: list[list[float]]
 
     def at(self, part: float) -> Rounds:
-        return Rounds(tuple(1000 * percentile(times, part) for times in self.rounds))
+        return Rounds.of(1000 * percentile(times, part) for times in self.rounds)
 
     def last_tenth(self) -> _Times:
         return _Times([times[-max(1, len(times) // 10) :] for times in self.rounds])

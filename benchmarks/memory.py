@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleet import Fleet, fleet
@@ -146,28 +145,28 @@ def _report(found: dict[tuple[Case, str], list[Held]], bare: list[Memory], machi
     report.rows.append(
         {
             "what": "Python, SQLAlchemy and psycopg2",
-            "supervisor, RSS": _rounds(memory.resident for memory in bare),
-            "supervisor, PSS": _rounds(memory.proportional for memory in bare),
+            "supervisor, RSS": Rounds.of(memory.resident for memory in bare),
+            "supervisor, PSS": Rounds.of(memory.proportional for memory in bare),
         }
     )
     for (case, moment), held in found.items():
-        supervisor_rss = _rounds(one.supervisor.resident for one in held)
+        supervisor_rss = Rounds.of(one.supervisor.resident for one in held)
         report.rows.append(
             {
                 "what": case.name,
                 "moment": moment,
                 "supervisor, RSS": supervisor_rss,
-                "supervisor, PSS": _rounds(one.supervisor.proportional for one in held),
-                "all, PSS": _rounds(one.together for one in held),
+                "supervisor, PSS": Rounds.of(one.supervisor.proportional for one in held),
+                "all, PSS": Rounds.of(one.together for one in held),
             }
         )
         report.targets.append(_limit(f"{case.name}, {moment}: supervisor, RSS", supervisor_rss, SUPERVISOR_MIB))
         if case.executor == "process":
-            child_private = _rounds(max(child.private for child in one.children) for one in held)
+            child_private = Rounds.of(max(child.private for child in one.children) for one in held)
             report.rows[-1] = {
                 **report.rows[-1],
-                "a child, RSS": _rounds(max(child.resident for child in one.children) for one in held),
-                "a child, PSS": _rounds(max(child.proportional for child in one.children) for one in held),
+                "a child, RSS": Rounds.of(max(child.resident for child in one.children) for one in held),
+                "a child, PSS": Rounds.of(max(child.proportional for child in one.children) for one in held),
                 "a child, private": child_private,
             }
             report.targets.append(_limit(f"{case.name}, {moment}: a child, private", child_private, CHILD_MIB))
@@ -176,10 +175,6 @@ def _report(found: dict[tuple[Case, str], list[Held]], bare: list[Memory], machi
 
 def _limit(what: str, measured: Rounds, limit: float) -> Target:
     return Target(what, measured.median, limit, f"{limit:g} MiB", at_least=False)
-
-
-def _rounds(values: Iterable[float]) -> Rounds:
-    return Rounds(tuple(values))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main(options: Options) -> list[Report]:
                 say(f"  round {number}: {name}, {size:,}: {seconds:.3f} s, {mib:.0f} MiB")
 
     def rounds(size: int, way: str, what: str) -> Rounds:
-        return Rounds(tuple(found[what] for found in measured[size, way]))
+        return Rounds.of(found[what] for found in measured[size, way])
 
     return [
         Report(

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,11 @@ class Rounds:
     """One figure, measured once in each round. It is shown as its median."""
 
     values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Rounds:
+        """The figure of each round, in turn."""
+        return cls(tuple(values))
 
     @property
     def median(self) -> float:

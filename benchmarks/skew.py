@@ -6,7 +6,7 @@ python benchmarks/skew.py [--rounds 3] [--quick] [--size PARTITIONS]
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,17 +225,17 @@ def _report(runs: Mapping[tuple[Scenario, Way], list[Run]], machine: Machine, pa
             {
                 "what is not alike": scenario.name,
                 "way": way.name,
-                "makespan, s": _rounds(run.makespan_s for run in done),
-                "lower bound, s": _rounds(run.bound_s for run in done),
-                "× lower bound": _rounds(run.times_bound for run in done),
-                "stolen": int(_rounds(run.stolen for run in done).median),
+                "makespan, s": Rounds.of(run.makespan_s for run in done),
+                "lower bound, s": Rounds.of(run.bound_s for run in done),
+                "× lower bound": Rounds.of(run.times_bound for run in done),
+                "stolen": int(Rounds.of(run.stolen for run in done).median),
             }
         )
         if way is BEST:
             report.targets.append(
                 Target(
                     what=f"{scenario.name}, {way.name}: × lower bound",
-                    measured=_rounds(run.times_bound for run in done).median,
+                    measured=Rounds.of(run.times_bound for run in done).median,
                     limit=1.0,
                     against="the lower bound",
                     factor=TIMES_BOUND,
@@ -243,10 +243,6 @@ def _report(runs: Mapping[tuple[Scenario, Way], list[Run]], machine: Machine, pa
                 )
             )
     return report
-
-
-def _rounds(values: Iterator[float]) -> Rounds:
-    return Rounds(tuple(values))
 
 
 if __name__ == "__main__":

@@ -210,28 +210,23 @@ def _report(runs: dict[Way, list[Run]], machine: Machine, partitions: int, fligh
         ),
     )
     for way, done in runs.items():
-        efficiency = Rounds(
-            tuple(
-                single.elapsed / (way.processes * run.elapsed)
-                for single, run in zip(runs[way.alone], done, strict=True)
-            )
+        efficiency = Rounds.of(
+            single.elapsed / (way.processes * run.elapsed) for single, run in zip(runs[way.alone], done, strict=True)
         )
         row: dict[str, Cell] = {
             "what": way.name,
             "processes": way.processes,
-            "s": Rounds(tuple(run.elapsed for run in done)),
+            "s": Rounds.of(run.elapsed for run in done),
             "efficiency": efficiency,
         }
         if isinstance(way, Ours):
-            at_equal_speed = Rounds(
-                tuple(
-                    run.part_computing(way.processes) / single.part_computing(1)
-                    for single, run in zip(runs[way.alone], done, strict=True)
-                )
+            at_equal_speed = Rounds.of(
+                run.part_computing(way.processes) / single.part_computing(1)
+                for single, run in zip(runs[way.alone], done, strict=True)
             )
             row["efficiency at equal speed"] = at_equal_speed
             bare = runs[Bare(way.processes)]
-            row["× bare"] = Rounds(tuple(run.elapsed / other.elapsed for run, other in zip(done, bare, strict=True)))
+            row["× bare"] = Rounds.of(run.elapsed / other.elapsed for run, other in zip(done, bare, strict=True))
             row["overhead, %"] = _known(
                 100 * (1 - run.in_user_code / (way.processes * run.elapsed)) if run.in_user_code is not None else None
                 for run in done
@@ -249,7 +244,7 @@ def _report(runs: dict[Way, list[Run]], machine: Machine, partitions: int, fligh
 
 
 def _known(values: Iterable[float | None]) -> Rounds:
-    return Rounds(tuple(value for value in values if value is not None))
+    return Rounds.of(value for value in values if value is not None)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def main(options: Options) -> list[Report]:
                     f"  round {number}: {contender.name}, {contender.workers} × {contender.concurrency}: "
                     f"{rates[-1]:,.0f}/s"
                 )
-    rates_of = {contender: Rounds(tuple(rates)) for contender, rates in measured.items()}
+    rates_of = {contender: Rounds.of(rates) for contender, rates in measured.items()}
     return [
         Report(
             name="throughput",

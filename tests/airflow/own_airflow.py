@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+
+from airflow_dbpartition.demo.stage import dags_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,3 +27,15 @@ def environment_of(home: Path, dags: Path) -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "PYTHONPATH": str(ROOT),
     }
+
+
+def run_fresh(code: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, with the project's own DAGs; wait for its end."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment_of(home, dags_folder()),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from airflow_dbpartition.demo.stage import dags_folder
-from tests.airflow.own_airflow import environment_of
+from tests.airflow.own_airflow import run_fresh
 
 # Ends the process at the first connection of any kind: by socket, by libpq, to a SQLite file.
 FORBID = """
@@ -28,30 +26,19 @@ psycopg2.connect = psycopg2._connect = connect
 """
 
 
-def run(code: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment_of(home, dags_folder()),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_the_guard_of_these_tests_sees_each_kind_of_connection(tmp_path: Path) -> None:
     for attempt in (
         "import sqlite3; sqlite3.connect('x.db')",
         "import socket; socket.create_connection(('127.0.0.1', 9))",
         "import sqlalchemy; sqlalchemy.create_engine('postgresql+psycopg2://127.0.0.1:9/x').connect()",
     ):
-        assert run(f"{FORBID}\n{attempt}\nprint('unseen')", tmp_path).returncode != 0
+        assert run_fresh(f"{FORBID}\n{attempt}\nprint('unseen')", tmp_path).returncode != 0
 
 
 @pytest.mark.parametrize("module", ["operators", "sensors", "hooks", "provider_info"])
 def test_importing_a_module_opens_no_connection(module: str, tmp_path: Path) -> None:
     code = f"{FORBID}\nimport airflow_dbpartition.{module}\nprint('imported')"
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("imported\n")
 
@@ -65,7 +52,7 @@ heavy = ("airflow_dbpartition.repository", "airflow_dbpartition.launching", "air
 brought = (".".join(name.split(".")[:2]) for name in sys.modules)
 print([name for name in brought if name in heavy or name in ("psycopg2", "alembic", "pymysql")])
 """
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -87,7 +74,7 @@ import airflow_dbpartition.operators, airflow_dbpartition.sensors, airflow_dbpar
 import airflow_dbpartition.partitioners, airflow_dbpartition.plugin
 print("airflow" in asked, asked.get("sqlalchemy"))
 """
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True None"
 
@@ -100,7 +87,7 @@ bag = DagBag(dag_folder={str(dags_folder())!r}, collect_dags=False)
 bag.collect_dags()
 print(sorted(bag.dags), bag.import_errors)
 """
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     names = sorted(path.stem for path in dags_folder().glob("*.py"))  # each file holds the DAG that it is named after
     assert {"publish_pending_records", "reconcile_flights", "tutorial_greetings"} <= set(names)
@@ -121,7 +108,7 @@ bag.collect_dags()
 (error,) = bag.import_errors.values()
 print(error.strip().splitlines()[-1])
 """
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
         "airflow_dbpartition.errors.ConfigurationError: "
@@ -138,6 +125,6 @@ manager.initialize_providers_hooks()
 hook = manager.hooks["dbpartition"]
 print(known, hook.hook_class_name, hook.connection_type)
 """
-    done = run(code, tmp_path)
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "True airflow_dbpartition.hooks.JobRepositoryHook dbpartition"

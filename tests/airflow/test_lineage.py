@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_dbpartition.demo.stage import dags_folder
 from airflow_dbpartition.operators import StopJobExecutionOperator
 from airflow_dbpartition.repository import JobRepository
-from tests.airflow.own_airflow import environment_of
+from tests.airflow.own_airflow import run_fresh
 from tests.airflow.test_tries import execute, operator, sensor, waiting
 from tests.airflow.worlds import Try
 from tests.scenarios import add_node, fail_all, finish_all
@@ -117,13 +115,6 @@ import airflow_dbpartition.operators, airflow_dbpartition.sensors
 heavy = ("openlineage", "airflow.providers.openlineage.extractors")
 print([name for name in sys.modules if name.startswith(heavy)])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment_of(tmp_path, dags_folder()),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
