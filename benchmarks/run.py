@@ -22,6 +22,7 @@ BENCHMARKS = (
     "history",
     "memory",
     "airflow_mapping",
+    "dag_parse",
 )
 
 
