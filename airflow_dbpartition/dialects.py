@@ -289,6 +289,7 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
         command += f"; SET LOCAL statement_timeout = {statement_ms}"
     # A process that is frozen between two statements holds its locks, and nobody else could judge its node.
     own = f"{command}; SET LOCAL idle_in_transaction_session_timeout = {statement_ms}" if statement_ms else command
+    alone = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {command}; "
 
     @event.listens_for(engine, "begin")
     def limit(connection: Connection) -> None:
@@ -298,6 +299,21 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
             unstreamed = {"stream_results": False, "yield_per": None}
             limits = own if options.get(OWN_TRANSACTION) else command
             connection.exec_driver_sql(limits, execution_options=unstreamed)
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def limit_alone(
+        connection: Connection, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
+    ) -> tuple[str, Any]:
+        # What a message holds is one transaction, which begins with its limits: no round trip is spent on them.
+        options = connection.get_execution_options()
+        if options.get(OWN_TRANSACTION) and options.get("isolation_level") == "AUTOCOMMIT":
+            statement = alone + statement
+        return statement, parameters
+
+
+def autocommitted(engine: Engine) -> Engine:
+    """The same engine of PostgreSQL where each statement is a transaction of its own."""
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _mariadb_silence_limit(config: DatabaseConfig) -> str:

@@ -47,14 +47,14 @@ def open_repository(address: RepositoryAddress, *, pool_size: int = 0) -> JobRep
         SchemaError: the tables are missing or older than this package.
         DatabaseError: the database refused, or cannot be reached; secrets are masked.
     """
-    from airflow_dbpartition import migrations
+    from airflow_dbpartition import revision
     from airflow_dbpartition.repository import JobRepository
 
     repository = JobRepository.connect(address.config(pool_size=pool_size))
     key = (address.url, address.schema)
     try:
         if key not in _checked:
-            migrations.require_current(repository.engine, address.schema)
+            revision.require_current(repository.engine, address.schema)
             _checked.add(key)
     except BaseException:
         repository.close()
@@ -176,14 +176,14 @@ class JobRepositoryHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """What the Test button says: whether the database answers and has our tables."""
-        from airflow_dbpartition import migrations
+        from airflow_dbpartition import revision
         from airflow_dbpartition.repository import JobRepository
 
         try:
             address = self.address()
             repository = JobRepository.connect(address.config(pool_size=0))
             try:
-                migrations.require_current(repository.engine, address.schema)
+                revision.require_current(repository.engine, address.schema)
                 nodes = [
                     node
                     for node in repository.nodes.all()
@@ -193,7 +193,7 @@ class JobRepositoryHook(BaseHook):
                 repository.close()
         except DbPartitionError as error:
             return False, str(error)
-        return True, f"job repository at revision {migrations.head_revision()}, {len(nodes)} live node(s)"
+        return True, f"job repository at revision {revision.head_revision()}, {len(nodes)} live node(s)"
 
     def _warned(self, address: RepositoryAddress) -> RepositoryAddress:
         if address.unknown:

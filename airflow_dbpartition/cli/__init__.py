@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from airflow_dbpartition.cli import acting, database, demo, looking, working
-from airflow_dbpartition.cli.options import UsageError
+from airflow_dbpartition.cli.options import OwnProcess, UsageError
 from airflow_dbpartition.errors import DbPartitionError
 
 # typer has brought its own copy of click since 0.20 or so, and gives neither class a public name.
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     verbose = any(word in ("-v", "--verbose") for word in words)
     words = [word for word in words if word not in ("-v", "--verbose")]
     try:
-        code = app(words, standalone_mode=False, prog_name="dbpartition")
+        ours = OwnProcess(verbose) if arguments is None else None
+        code = app(words, standalone_mode=False, prog_name="dbpartition", obj=ours)
     except _TyperError as error:
         code = _refuse(error)
     except (typer.Abort, KeyboardInterrupt):

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from airflow_dbpartition import migrations
 from airflow_dbpartition.cli.options import AsJson, DatabaseUrl, Schema, UsageError, database_config, usage_errors
 from airflow_dbpartition.cli.output import print_json
 from airflow_dbpartition.dialects import UPGRADE_HINT, make_engine
+from airflow_dbpartition.revision import head_revision, require_current
 
 db = typer.Typer(no_args_is_help=True, help="The job repository's schema.")
 
@@ -25,6 +25,8 @@ def upgrade(database_url: DatabaseUrl = "", schema: Schema = "", as_json: AsJson
     config = database_config(database_url, schema)
     with usage_errors():
         engine = make_engine(config)
+    from airflow_dbpartition import migrations  # and Alembic, which no other command needs
+
     before, now = migrations.upgrade(engine, config.schema)
     if as_json:
         print_json({"before": before, "now": now})
@@ -40,16 +42,18 @@ def check(database_url: DatabaseUrl = "", schema: Schema = "", as_json: AsJson =
     config = database_config(database_url, schema)
     with usage_errors():
         engine = make_engine(config)
-    migrations.require_current(engine, config.schema)
+    require_current(engine, config.schema)
+    from airflow_dbpartition import migrations
+
     found = migrations.differences(engine, config.schema)
     if as_json:
-        print_json({"revision": migrations.head_revision(), "differences": found})
+        print_json({"revision": head_revision(), "differences": found})
     elif found:
         for line in found:
             typer.echo(line)
-        typer.echo(f"the schema differs from revision {migrations.head_revision()}: {UPGRADE_HINT}, or undo the change")
+        typer.echo(f"the schema differs from revision {head_revision()}: {UPGRADE_HINT}, or undo the change")
     else:
-        typer.echo(f"the schema is as revision {migrations.head_revision()} wants it")
+        typer.echo(f"the schema is as revision {head_revision()} wants it")
     return 1 if found else 0
 
 
@@ -62,6 +66,8 @@ def sql(
     ] = None,
 ) -> None:
     """Print the schema, views and grants as SQL, for people who apply DDL with their own tools."""
+    from airflow_dbpartition import migrations
+
     with usage_errors():
         files = migrations.print_sql(dialect, schema or None)
     if directory is None:

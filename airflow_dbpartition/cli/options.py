@@ -6,15 +6,16 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig, Timings
 from airflow_dbpartition.dialects import normalise_url
 from airflow_dbpartition.errors import ConfigurationError
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.revision import require_current
 
 # typer has no public name for this, and has brought its own copy of click since 0.20 or so.
 _CLICK: Any = importlib.import_module(typer.Context.__mro__[1].__module__.rpartition(".")[0] + ".globals")
@@ -54,6 +55,13 @@ LARGEST_ID = 2**63 - 1
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _LONGEST_DAYS = 36500  # further back than that a database's calendar may have no date
+
+
+@dataclass(frozen=True)
+class OwnProcess:
+    """What a command finds in its context where the whole process was started for it."""
+
+    verbose: bool
 
 
 class UsageError(ConfigurationError):
@@ -98,7 +106,7 @@ def open_repository(url: str, schema: str) -> Iterator[JobRepository]:
     with usage_errors():
         repository = JobRepository.connect(config)
     try:
-        migrations.require_current(repository.engine, config.schema)
+        require_current(repository.engine, config.schema)
         yield repository
     finally:
         repository.close()

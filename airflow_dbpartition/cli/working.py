@@ -10,6 +10,7 @@ from airflow_dbpartition.cli.options import (
     TIMES,
     DatabaseUrl,
     Heartbeat,
+    OwnProcess,
     RemoveAfter,
     Schema,
     UnreachableAfter,
@@ -19,6 +20,7 @@ from airflow_dbpartition.cli.options import (
 from airflow_dbpartition.config import Timings, WorkerConfig
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP
 from airflow_dbpartition.worker.logs import configure_logging
+from airflow_dbpartition.worker.main import become_worker
 
 _DEFAULTS = WorkerConfig()
 
@@ -28,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def worker(
+    context: typer.Context,
     database_url: DatabaseUrl = "",
     schema: Schema = "",
     imports: Annotated[
@@ -126,6 +129,9 @@ def worker(
                 fence_margin_s=fence_margin or None,
             ),
         )
+    logging = {"log_format": log_format, "log_level": log_level}
+    if isinstance(context.obj, OwnProcess):
+        become_worker(database, config, logging=logging, verbose=context.obj.verbose)
     from airflow_dbpartition.worker.node import Worker
 
-    return Worker(database, config, logging={"log_format": log_format, "log_level": log_level}).run()
+    return Worker(database, config, logging=logging).run()

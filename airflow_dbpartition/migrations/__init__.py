@@ -21,8 +21,9 @@ from sqlalchemy.engine import Connection, Dialect, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex
 
-from airflow_dbpartition.dialects import UPGRADE_HINT, explain
+from airflow_dbpartition.dialects import explain
 from airflow_dbpartition.errors import ConfigurationError, SchemaError
+from airflow_dbpartition.revision import REVISIONS, current_revision, head_revision, newer
 from airflow_dbpartition.schema import VERSION_TABLE, Tables, build_tables
 from airflow_dbpartition.views import VIEW_NAMES, create_views_sql, drop_views_sql
 
@@ -40,20 +41,8 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(config)
 
 
-def head_revision() -> str:
-    """The revision that this package is written for."""
-    head = _scripts().get_current_head()
-    assert head is not None
-    return head
-
-
 def _context_options(schema: str | None) -> dict[str, Any]:
     return {"version_table": VERSION_TABLE, "version_table_schema": schema}
-
-
-def current_revision(connection: Connection, schema: str | None) -> str | None:
-    """The revision of the database, None where there are no tables of ours."""
-    return MigrationContext.configure(connection, opts=_context_options(schema)).get_current_revision()
 
 
 def upgrade(engine: Engine, schema: str | None = None) -> tuple[str | None, str]:
@@ -68,7 +57,6 @@ def upgrade(engine: Engine, schema: str | None = None) -> tuple[str | None, str]
     """
     scripts = _scripts()
     head = head_revision()
-    known = {script.revision for script in scripts.walk_revisions()}
     tables = build_tables(schema)
     try:
         with engine.begin() as connection, _one_at_a_time(connection):
@@ -76,8 +64,8 @@ def upgrade(engine: Engine, schema: str | None = None) -> tuple[str | None, str]
                 quoted = engine.dialect.identifier_preparer.quote(schema)
                 connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {quoted}"))
             before = current_revision(connection, schema)
-            if before is not None and before not in known:
-                raise SchemaError(_newer(before, head))
+            if before is not None and before not in REVISIONS:
+                raise newer(before)
             if before == head and not _missing_views(connection, schema):
                 return before, head  # recreating the views would drop the grants on them
             for statement in drop_views_sql(tables, engine.dialect):
@@ -123,39 +111,6 @@ def _one_at_a_time(connection: Connection) -> Iterator[None]:
     finally:
         with suppress(SQLAlchemyError):  # a connection that broke has let go of it already
             connection.execute(text("DO RELEASE_LOCK(:lock)"), lock)
-
-
-def _newer(found: str, head: str) -> str:
-    return (
-        f"the job repository is at revision {found}, which this version (revision {head}) does not know: "
-        "install the airflow-dbpartition that migrated it, or a newer one"
-    )
-
-
-def require_current(engine: Engine, schema: str | None = None) -> None:
-    """One cheap look before work starts.
-
-    Raises:
-        SchemaError: missing, older or unknown schema, in one line with the command that mends it.
-        DatabaseError: the database cannot be reached.
-    """
-    place = engine.url.render_as_string(hide_password=True)
-    where = f"{place}, schema {schema!r}" if schema else place
-    try:
-        with engine.connect() as connection:
-            found = current_revision(connection, schema)
-    except SQLAlchemyError as error:
-        raise explain(error, engine) from error
-    head = head_revision()
-    if found == head:
-        return
-    if found is None:
-        raise SchemaError(f"the job repository's tables are missing in {where}: {UPGRADE_HINT}")
-    if found not in {script.revision for script in _scripts().walk_revisions()}:
-        raise SchemaError(_newer(found, head))
-    raise SchemaError(
-        f"the job repository in {where} is at revision {found}, this version needs {head}: {UPGRADE_HINT}"
-    )
 
 
 def differences(engine: Engine, schema: str | None = None) -> list[str]:

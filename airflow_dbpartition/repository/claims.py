@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, any_, exists, func, select, true, update
+from sqlalchemy import ColumnElement, Row, Select, and_, any_, exists, func, select, true, union_all, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import NoResultFound
 
@@ -39,6 +39,15 @@ class _ExecutionFacts:
     generation: int
 
 
+@dataclass(frozen=True)
+class _Claimer:
+    """Who claims, and what it can run."""
+
+    node_id: str
+    node_group: str
+    steps: list[str]
+
+
 _CACHED_EXECUTIONS = 1000
 _CLAIM_COLUMNS = (
     "step_execution_id",
@@ -55,6 +64,11 @@ _CLAIM_COLUMNS = (
     "checkpoint",
     *(f"{name}_count" for name in COUNTER_NAMES),
 )
+
+
+def _for_a_claim(candidates: Select[Any], limit: ColumnElement[int] | int) -> Select[Any]:
+    """The first of them, locked; what others are about to take is passed over."""
+    return candidates.limit(limit).with_for_update(skip_locked=True)
 
 
 class Claims:
@@ -84,28 +98,22 @@ class Claims:
         Returns:
             What really moved, in the order in which it is to be run.
         """
-        names = sorted(steps)
-        if limit < 1 or not names:
+        claimer = _Claimer(node_id, node_group, sorted(steps))
+        if limit < 1 or not claimer.steps:
             return []
+        if self._transactions.engine.dialect.name == "postgresql":
+            taken = self._take_at_once(claimer, limit)
+            if taken or steal_after_s is None or not self._is_any_stealable(claimer, steal_after_s):
+                return taken
 
         def work(connection: Connection) -> list[Claim]:
-            p = self._tables.partitions.c
-            mine = p.assigned_node == node_id
-            free = (p.assigned_node.is_(None)) & (p.node_group == node_group)
-            candidates = partial(self._candidates, connection, node_id, names)
-            taken = self._take(connection, node_id, candidates(mine).limit(limit))
-            if len(taken) < limit:
-                taken += self._take(connection, node_id, candidates(free).limit(limit - len(taken)))
+            taken: list[Claim] = []
+            if connection.dialect.name != "postgresql":
+                taken = self._take(connection, claimer, self._mine(claimer), limit)
+                if len(taken) < limit:
+                    taken += self._take(connection, claimer, self._nobodys(claimer), limit - len(taken))
             if not taken and steal_after_s is not None:
-                others = (
-                    p.assigned_node.is_not(None)
-                    & (p.assigned_node != node_id)
-                    & (p.node_group == node_group)
-                    & (p.is_transferable == 1)
-                    & (p.last_updated <= db_later(-steal_after_s))
-                )
-                stealable = candidates(others, stealing=True).limit(limit)
-                taken = self._take(connection, node_id, stealable, stealing=True)
+                taken = self._take(connection, claimer, self._others(claimer, steal_after_s), limit, stealing=True)
             return taken
 
         return self._transactions.run(work, repeatable=False, conflicts=True)
@@ -167,52 +175,112 @@ class Claims:
 
         self._transactions.run(work)
 
-    def _take(
-        self, connection: Connection, node_id: str, candidates: Select[Any], *, stealing: bool = False
-    ) -> list[Claim]:
+    def _take_at_once(self, claimer: _Claimer, limit: int) -> list[Claim]:
+        """The node's own and nobody's, by one statement of PostgreSQL."""
         p = self._tables.partitions.c
-        changes = {
-            p.assigned_node: node_id,
-            p.attempt: p.attempt + 1,
-            p.claim_time: db_now(),
-            p.is_transferable: started_transferability(self._tables),
-        }
-        if connection.dialect.name == "postgresql" and not stealing:
-            # As an array they are chosen once, whatever the plan: as a join they could be more than the limit.
-            ids = func.array(candidates.with_only_columns(p.step_execution_id).scalar_subquery())
-            chosen = p.step_execution_id == any_(ids)
-            rows = move_and_return(
-                connection, self._tables, Transitions.CLAIM, chosen, values=changes, by_id=True, columns=self._columns
+
+        def work(connection: Connection) -> Sequence[Row[Any]]:
+            # Chosen once, whatever the plan, and joined as an array: as rows they could be more than the limit.
+            candidates = partial(self._candidates, connection, claimer, columns=[p.step_execution_id])
+            mine = _for_a_claim(candidates(self._mine(claimer)), limit).cte("mine")
+            room = limit - select(func.count()).select_from(mine).scalar_subquery()
+            nobodys = _for_a_claim(candidates(self._nobodys(claimer)), room).cte("nobodys")
+            chosen = union_all(select(mine.c.step_execution_id), select(nobodys.c.step_execution_id))
+            was_mine = p.step_execution_id == any_(func.array(select(mine.c.step_execution_id).scalar_subquery()))
+            return move_and_return(
+                connection,
+                self._tables,
+                Transitions.CLAIM,
+                p.step_execution_id == any_(func.array(chosen.scalar_subquery())),
+                values=self._changes(claimer),
+                by_id=True,
+                columns=[*self._columns, was_mine.label("was_mine")],
             )
-            self._learn(connection, {row.job_execution_id for row in rows})
-            in_order = sorted(rows, key=lambda row: (-row.priority, row.step_execution_id))
-            return [self._claim(row, node_id, read_before=False) for row in in_order]
-        rows = connection.execute(candidates).all()
+
+        rows = self._transactions.run(work, repeatable=False, atomic=False)
+        # Apart from the claim, which has been committed: what is tried again must not claim again.
+        execution_ids = {row.job_execution_id for row in rows}
+        self._transactions.run(lambda connection: self._learn(connection, execution_ids), atomic=False)
+        in_order = sorted(rows, key=lambda row: (not row.was_mine, -row.priority, row.step_execution_id))
+        return [self._claim(row, claimer.node_id, read_before=False) for row in in_order]
+
+    def _is_any_stealable(self, claimer: _Claimer, steal_after_s: float) -> bool:
+        """Whether a theft is worth its transaction."""
+        p = self._tables.partitions.c
+
+        def work(connection: Connection) -> bool:
+            others = self._others(claimer, steal_after_s)
+            query = self._candidates(connection, claimer, others, columns=[p.step_execution_id], stealing=True)
+            return connection.execute(query.limit(1)).first() is not None
+
+        return self._transactions.run(work, atomic=False)
+
+    def _take(
+        self,
+        connection: Connection,
+        claimer: _Claimer,
+        whose: ColumnElement[bool],
+        limit: int,
+        *,
+        stealing: bool = False,
+    ) -> list[Claim]:
+        """Read and lock, then move: also for databases that return nothing from an UPDATE."""
+        p = self._tables.partitions.c
+        candidates = self._candidates(connection, claimer, whose, columns=self._columns, stealing=stealing)
+        rows = connection.execute(_for_a_claim(candidates, limit)).all()
         if not rows:
             return []
         chosen = p.step_execution_id.in_([row.step_execution_id for row in rows])
         if stealing:
-            record(connection, self._tables, PartitionEvent.STOLEN, chosen, message=f"taken by idle node {node_id}")
+            message = f"taken by idle node {claimer.node_id}"
+            record(connection, self._tables, PartitionEvent.STOLEN, chosen, message=message)
         transition = Transitions.STEAL if stealing else Transitions.CLAIM
-        moved = move(connection, self._tables, transition, chosen, values=changes, by_id=True)
+        moved = move(connection, self._tables, transition, chosen, values=self._changes(claimer), by_id=True)
         if moved != len(rows):  # the rows are locked by us, so this is a database whose row locks are none
             raise NoResultFound(f"only {moved} of {len(rows)} partitions could be claimed")
         self._learn(connection, {row.job_execution_id for row in rows})
         return [
-            self._claim(row, node_id, read_before=True, stolen_from=row.assigned_node if stealing else None)
+            self._claim(row, claimer.node_id, read_before=True, stolen_from=row.assigned_node if stealing else None)
             for row in rows
         ]
+
+    def _changes(self, claimer: _Claimer) -> dict[Any, Any]:
+        """What a claim writes beside the status."""
+        p = self._tables.partitions.c
+        return {
+            p.assigned_node: claimer.node_id,
+            p.attempt: p.attempt + 1,
+            p.claim_time: db_now(),
+            p.is_transferable: started_transferability(self._tables),
+        }
+
+    def _mine(self, claimer: _Claimer) -> ColumnElement[bool]:
+        return self._tables.partitions.c.assigned_node == claimer.node_id
+
+    def _nobodys(self, claimer: _Claimer) -> ColumnElement[bool]:
+        p = self._tables.partitions.c
+        return p.assigned_node.is_(None) & (p.node_group == claimer.node_group)
+
+    def _others(self, claimer: _Claimer, steal_after_s: float) -> ColumnElement[bool]:
+        p = self._tables.partitions.c
+        return and_(
+            p.assigned_node.is_not(None),
+            p.assigned_node != claimer.node_id,
+            p.node_group == claimer.node_group,
+            p.is_transferable == 1,
+            p.last_updated <= db_later(-steal_after_s),
+        )
 
     def _candidates(
         self,
         connection: Connection,
-        node_id: str,
-        steps: list[str],
+        claimer: _Claimer,
         whose: ColumnElement[bool],
         *,
+        columns: Sequence[ColumnElement[Any]],
         stealing: bool = False,
     ) -> Select[Any]:
-        """What may be taken, in order, locked; what others are about to take is passed over."""
+        """What may be taken, in order; to be locked `_for_a_claim`."""
         p, e, n = self._tables.partitions.c, self._tables.executions.c, self._tables.nodes.c
         runnable = [
             e.job_execution_id == p.job_execution_id,
@@ -226,18 +294,17 @@ class Claims:
             # A bare EXISTS becomes a join that sorts, and so locks, every row: other claimers would find nothing.
             runs = runs.is_(true())
         return (
-            select(*self._columns)
+            select(*columns)
             .where(
                 p.status == PartitionStatus.PENDING.value,
                 whose,
                 p.available_at <= db_now(),
-                p.step_name.in_(steps),
+                p.step_name.in_(claimer.steps),
                 runs,
                 # A node that was removed must not claim under its old name.
-                exists().where(n.node_id == node_id, n.status == NodeStatus.ACTIVE.value),
+                exists().where(n.node_id == claimer.node_id, n.status == NodeStatus.ACTIVE.value),
             )
             .order_by(p.priority.desc(), p.step_execution_id)
-            .with_for_update(skip_locked=True)
         )
 
     @property

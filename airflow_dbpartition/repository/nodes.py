@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import case, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Update,
+    and_,
+    case,
+    exists,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import age_s, db_later, db_now
@@ -24,6 +41,8 @@ class HeartbeatReply:
         stopping: the step_execution_ids among them whose execution is asked to stop.
         rank, fleet_size: this node's place among the nodes that take turns at sweeping.
         db_epoch_s: the database's clock, seconds since 1970; what the turns are counted by.
+        is_work_active: whether any job execution, of any group, has not ended.
+        is_any_silent: whether any node that is not removed was not heard for too long.
     """
 
     status: NodeStatus | None
@@ -32,6 +51,28 @@ class HeartbeatReply:
     rank: int = 0
     fleet_size: int = 1
     db_epoch_s: float = 0.0
+    is_work_active: bool = True
+    is_any_silent: bool = False
+
+
+_LIVING = (NodeStatus.ACTIVE.value, NodeStatus.DRAINING.value, NodeStatus.UNREACHABLE.value)
+
+
+def _reply(answer: Row[Any], status: str | None, held: Iterable[Sequence[int]]) -> HeartbeatReply:
+    """The reply of what the database answered; `held` = (step_execution_id, version, stop_requested) of each row."""
+    if status is None:
+        return HeartbeatReply(status=None, held={}, stopping=frozenset())
+    rows = list(held)
+    return HeartbeatReply(
+        status=NodeStatus(status),
+        held={step_execution_id: version for step_execution_id, version, _ in rows},
+        stopping=frozenset(step_execution_id for step_execution_id, _, stop_requested in rows if stop_requested),
+        rank=int(answer.rank),
+        fleet_size=int(answer.fleet_size),
+        db_epoch_s=answer.now.timestamp(),
+        is_work_active=bool(answer.is_work_active),
+        is_any_silent=answer.silent > 0,
+    )
 
 
 class Nodes:
@@ -81,51 +122,73 @@ class Nodes:
     ) -> HeartbeatReply:
         """Say "I am alive" and learn, in the same transaction, what is still ours and what is asked to stop.
 
+        On PostgreSQL it is one statement, which reads what was committed when it began.
+
         Args:
             heard_within_s: who was not heard for so long takes no turn at sweeping; None = whoever is not removed.
         """
 
         def work(connection: Connection) -> HeartbeatReply:
-            n, p, e = self._tables.nodes.c, self._tables.partitions.c, self._tables.executions.c
-            alive = NodeStatus.DRAINING if draining else NodeStatus.ACTIVE
-            beat = (
-                update(self._tables.nodes)
-                .where(n.node_id == node_id, n.status != NodeStatus.REMOVED.value)
-                .values(
-                    last_heartbeat=db_now(),
-                    current_load=current_load,
-                    # A person may have set DRAINING; only a suspicion is taken back.
-                    status=case((n.status == NodeStatus.DRAINING.value, n.status), else_=alive.value),
-                )
-            )
-            if connection.execute(beat).rowcount == 0:
-                return HeartbeatReply(status=None, held={}, stopping=frozenset())
-            in_turn = [n.status != NodeStatus.REMOVED.value]
-            if heard_within_s is not None:
-                in_turn.append(n.last_heartbeat >= db_later(-heard_within_s))
-            fleet = connection.execute(
-                select(
-                    func.count(),
-                    func.coalesce(func.sum(case((n.node_id < node_id, 1), else_=0)), 0),
-                    func.max(case((n.node_id == node_id, n.status))),
-                    db_now().label("now"),
-                ).where(*in_turn)
-            ).one()
-            rows = connection.execute(
-                select(p.step_execution_id, p.version, e.stop_requested)
-                .join_from(self._tables.partitions, self._tables.executions, p.job_execution_id == e.job_execution_id)
-                .where(p.assigned_node == node_id, p.status == PartitionStatus.CLAIMED.value)
-            ).all()
-            return HeartbeatReply(
-                status=NodeStatus(fleet[2]),
-                held={row.step_execution_id: row.version for row in rows},
-                stopping=frozenset(row.step_execution_id for row in rows if row.stop_requested),
-                rank=int(fleet[1]),
-                fleet_size=int(fleet[0]),
-                db_epoch_s=fleet.now.timestamp(),
-            )
+            beat = self._beat(node_id, current_load=current_load, draining=draining)
+            fleet = self._fleet(node_id, heard_within_s)
+            held = self._held(node_id)
+            n = self._tables.nodes.c
+            if connection.dialect.name == "postgresql":
+                beaten = beat.returning(n.status).cte("beaten")
+                triples = func.jsonb_agg(func.jsonb_build_array(*held.selected_columns))
+                answer = connection.execute(
+                    fleet.add_columns(
+                        select(beaten.c.status).scalar_subquery().label("status"),
+                        held.with_only_columns(triples, maintain_column_froms=True).scalar_subquery().label("held"),
+                    )
+                ).one()
+                return _reply(answer, answer.status, answer.held or ())
+            connection.execute(beat)
+            status = select(n.status).where(n.node_id == node_id, n.status != NodeStatus.REMOVED.value)
+            answer = connection.execute(fleet.add_columns(status.scalar_subquery().label("status"))).one()
+            return _reply(answer, answer.status, connection.execute(held).all())
 
-        return self._transactions.run(work)
+        return self._transactions.run(work, atomic=False)
+
+    def _beat(self, node_id: str, *, current_load: int, draining: bool) -> Update:
+        n = self._tables.nodes.c
+        alive = NodeStatus.DRAINING if draining else NodeStatus.ACTIVE
+        return (
+            update(self._tables.nodes)
+            .where(n.node_id == node_id, n.status != NodeStatus.REMOVED.value)
+            .values(
+                last_heartbeat=db_now(),
+                current_load=current_load,
+                # A person may have set DRAINING; only a suspicion is taken back.
+                status=case((n.status == NodeStatus.DRAINING.value, n.status), else_=alive.value),
+            )
+        )
+
+    def _fleet(self, node_id: str, heard_within_s: float | None) -> Select[Any]:
+        n, e = self._tables.nodes.c, self._tables.executions.c
+        heard: ColumnElement[bool] = true()
+        if heard_within_s is not None:  # whoever asks is heard, though its own beat may not be seen here yet
+            heard = or_(n.last_heartbeat >= db_later(-heard_within_s), n.node_id == node_id)
+
+        def number_of(*which: ColumnElement[bool]) -> ColumnElement[int]:
+            return func.coalesce(func.sum(case((and_(*which), 1), else_=0)), 0)
+
+        columns: list[ColumnElement[Any]] = [
+            number_of(heard).label("fleet_size"),
+            number_of(heard, n.node_id < node_id).label("rank"),
+            number_of(not_(heard)).label("silent"),
+            exists().where(e.active_instance_id.is_not(None)).label("is_work_active"),
+            db_now().label("now"),
+        ]
+        return select(*columns).where(n.status.in_(_LIVING))
+
+    def _held(self, node_id: str) -> Select[Any]:
+        p, e = self._tables.partitions.c, self._tables.executions.c
+        return (
+            select(p.step_execution_id, p.version, e.stop_requested)
+            .join_from(self._tables.partitions, self._tables.executions, p.job_execution_id == e.job_execution_id)
+            .where(p.assigned_node == node_id, p.status == PartitionStatus.CLAIMED.value)
+        )
 
     def clock(self) -> datetime:
         """The database's clock, UTC."""
@@ -141,10 +204,9 @@ class Nodes:
 
         def work(connection: Connection) -> bool:
             n = self._tables.nodes.c
-            living = (NodeStatus.ACTIVE.value, NodeStatus.DRAINING.value, NodeStatus.UNREACHABLE.value)
             statement = (
                 update(self._tables.nodes)
-                .where(n.node_id == node_id, n.status.in_(living))
+                .where(n.node_id == node_id, n.status.in_(_LIVING))
                 .values(status=NodeStatus.DRAINING.value)
             )
             return connection.execute(statement).rowcount > 0

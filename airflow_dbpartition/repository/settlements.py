@@ -103,7 +103,7 @@ class Settlements:
             target = PartitionStatus.COMPLETED
             return [one.claim for one in completed if not self._stands(connection, one.claim, target)]
 
-        return self._transactions.run(work)
+        return self._transactions.run(work, atomic=False)
 
     def _complete_one(self, connection: Connection, one: Completed) -> int:
         values = self._by_column(one.values)
@@ -228,7 +228,7 @@ class Settlements:
             elif event is not None:
                 self._record(connection, claim, event, message)
 
-        self._transactions.run(work)
+        self._transactions.run(work, atomic=event is not None)
 
     def _back_to_pending(
         self, claim: Held, transition: Transition, values: Mapping[str, Any], event: PartitionEvent, message: str

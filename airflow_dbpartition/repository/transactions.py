@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import IntegrityError, NoResultFound, SQLAlchemyError
+from sqlalchemy.exc import DisconnectionError, IntegrityError, NoResultFound, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from airflow_dbpartition.dialects import OWN_TRANSACTION, explain, is_conflict, is_disconnect
+from airflow_dbpartition.dialects import OWN_TRANSACTION, autocommitted, explain, is_conflict, is_disconnect
 from airflow_dbpartition.repository.watchdog import WATCHDOG
 
 T = TypeVar("T")
@@ -47,8 +47,18 @@ class Transactions:
 
     def _connected(self, driver_connection: Any, _record: object, _proxy: object) -> None:
         WATCHDOG.end(driver_connection)
+        if getattr(driver_connection, "closed", 0):
+            # psycopg2 has noticed since it was last used; the pool makes another one.
+            raise DisconnectionError("the connection was closed while nobody used it")
 
-    def run(self, work: Callable[[Connection], T], *, repeatable: bool = True, conflicts: bool = False) -> T:
+    def run(
+        self,
+        work: Callable[[Connection], T],
+        *,
+        repeatable: bool = True,
+        conflicts: bool = False,
+        atomic: bool = True,
+    ) -> T:
         """Run `work` in one transaction and commit it.
 
         Args:
@@ -56,16 +66,20 @@ class Transactions:
             repeatable: running the committed work once more does no harm.
             conflicts: a unique constraint that was hit, or a row that has vanished, means that another process was
                 faster: look again.
+            atomic: False where the work writes by one statement at most. On PostgreSQL each statement is then a
+                transaction of its own, which saves the round trips of BEGIN and COMMIT.
 
         Raises:
             DatabaseError, SchemaError: when the database stays unwilling.
         """
 
+        engine = self._own if atomic or self.engine.dialect.name != "postgresql" else autocommitted(self._own)
+
         def once() -> T:
-            committing = False
+            committing = engine is not self._own
             connected = False
             try:
-                with self._own.connect() as connection:
+                with engine.connect() as connection:
                     connected = True
                     with WATCHDOG.watch(connection.connection.driver_connection, self._deadline_s):
                         result = work(connection)

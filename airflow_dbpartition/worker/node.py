@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -20,12 +21,13 @@ from typing import Any
 
 import structlog
 
-from airflow_dbpartition import migrations
 from airflow_dbpartition.config import DatabaseConfig, WorkerConfig
 from airflow_dbpartition.domain import Claim, NodeStatus, PartitionEvent
 from airflow_dbpartition.errors import ClaimLostError, ConfigurationError, DbPartitionError
 from airflow_dbpartition.recovery import Recovery, SweepReport
 from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.revision import require_current
+from airflow_dbpartition.worker.attention import Attention
 from airflow_dbpartition.worker.executors import ClaimKey, Executor, ThreadExecutor, key_of
 from airflow_dbpartition.worker.health import HealthServer
 from airflow_dbpartition.worker.heartbeat import Beat, Heartbeat
@@ -123,11 +125,11 @@ class Worker:
         self._drain_since: float | None = None
         self._grace_until = 0.0
         self._interrupted_at: float | None = None
-        self._claim_at = 0.0
+        self._attention = Attention(timings, time.monotonic())
         self._claim_failures = 0
         self._idle_since: float | None = None
         self._fleet: tuple[int, int, float] = (0, 1, 0.0)  # rank, size, database clock minus ours
-        self._last_slot = -1
+        self._swept_at = -math.inf
         self._sweeps = 0
         self._turned = time.monotonic()
 
@@ -165,7 +167,7 @@ class Worker:
         health = None
         with self._handled_signals():
             try:
-                migrations.require_current(self._repository.engine, self._database.schema)
+                require_current(self._repository.engine, self._database.schema)
                 self.steps = self._executor.start(self._wake)
                 if not self.steps:
                     raise ConfigurationError(
@@ -285,9 +287,9 @@ class Worker:
 
     def _time_to_sleep(self) -> float:
         now = time.monotonic()
-        moments = [now + _LONGEST_WAIT_S, self._next_slot()]
+        moments = [now + _LONGEST_WAIT_S, self._next_turn()]
         if self._wants_work():
-            moments.append(min(self._claim_at, self._settling.next_retry))
+            moments.append(min(self._attention.next_look, self._settling.next_retry))
         if not self._settling.is_idle:
             moments.append(now + 0.25)
         for running in self._running.values():
@@ -355,7 +357,7 @@ class Worker:
         now = time.monotonic()
         if self._idle_since is None:
             self._idle_since = now
-        if now < self._idle_since + self._config.idle_timeout_s or self._claim_at <= now:
+        if now < self._idle_since + self._config.idle_timeout_s or self._attention.next_look <= now:
             return False
         with self._tolerating("looking for waiting work"):
             waiting = self._repository.claims.waiting(
@@ -398,6 +400,7 @@ class Worker:
             self._evicted()
             return
         self._fleet = (reply.rank, reply.fleet_size, reply.db_epoch_s - beat.answered)
+        self._attention.heard(reply, beat.sent, is_told=self._heartbeat.is_listening)
         if reply.status is NodeStatus.DRAINING and self._drain_since is None:
             self._begin_drain("asked to drain", grace_s=self._config.grace_s)
         for key, running in list(self._running.items()):
@@ -471,7 +474,7 @@ class Worker:
                 continue  # lost, and reported already
             self.metrics.duration.observe(time.monotonic() - running.acquired)
             self._settling.settle(running.claim, finished.outcome, stop_requested=running.stop_requested)
-            self._claim_at = 0.0
+            self._attention.look_now()
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
@@ -503,13 +506,13 @@ class Worker:
         )
 
     def _claim(self) -> bool:
+        now = time.monotonic()
         if self._heartbeat.notified.is_set():
             self._heartbeat.notified.clear()
-            self._claim_at = 0.0
-        now = time.monotonic()
+            self._attention.announced(now)
         if self._settling.take_due_retries(now):
-            self._claim_at = 0.0
-        if not self._wants_work() or now < self._claim_at:
+            self._attention.look_now()
+        if not self._wants_work() or now < self._attention.next_look:
             return False
         try:
             claims = self._repository.claims.claim(
@@ -522,7 +525,7 @@ class Worker:
         except DbPartitionError as error:
             self._claim_failures += 1
             wait = min(5.0, self._timings.poll_s * 2 ** min(self._claim_failures, 4)) * random.uniform(0.5, 1.0)
-            self._claim_at = time.monotonic() + wait
+            self._attention.wait(time.monotonic(), wait)
             log.warning("claiming failed", node_id=self.node_id, error=str(error), retry_in_s=round(wait, 2))
             return False
         self._claim_failures = 0
@@ -536,7 +539,7 @@ class Worker:
             self._mark_started(claim.job_execution_id)
             self._executor.run(claim)
         if not claims:
-            self._claim_at = time.monotonic() + self._timings.poll_s * random.uniform(0.8, 1.2)
+            self._attention.found_nothing(time.monotonic())
         return bool(claims)
 
     def _mark_started(self, job_execution_id: int) -> None:
@@ -550,21 +553,21 @@ class Worker:
 
     # --- sweeping ----------------------------------------------------------------------------------------------
 
-    def _slot(self, moment: float) -> int:
-        return int((moment + self._fleet[2]) / self._timings.sweep_s)
-
-    def _next_slot(self) -> float:
+    def _next_turn(self) -> float:
         """The next moment at which a sweep is ours: two nodes a slot, in turn, so that one may be dead."""
         rank, size, offset = self._fleet
-        slot = max(self._slot(time.monotonic()), self._last_slot + 1)
+        length_s = self._attention.sweep_every_s
+        slot = (time.monotonic() + offset) // length_s
+        if self._swept_at > -math.inf:
+            slot = max(slot, (self._swept_at + offset) // length_s + 1)
         while size > 2 and (slot - rank) % size > 1:
             slot += 1
-        return slot * self._timings.sweep_s - offset
+        return slot * length_s - offset
 
     def _sweep(self) -> None:
-        if self._heartbeat.silent_for_s > self._timings.unreachable_after_s or time.monotonic() < self._next_slot():
+        if self._heartbeat.silent_for_s > self._timings.unreachable_after_s or time.monotonic() < self._next_turn():
             return
-        self._last_slot = self._slot(time.monotonic())
+        self._swept_at = time.monotonic()
         self._sweeps += 1
         with self._tolerating("sweeping"):
             report = self._recovery.sweep(
@@ -593,6 +596,6 @@ class Worker:
                 failed=rehomed.failed,
                 stopped=rehomed.stopped,
             )
-            self._claim_at = 0.0
+            self._attention.look_now()
         for job_execution_id, status in report.finalised.items():
             log.info("job execution ended", job_execution_id=job_execution_id, status=status.value)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_dbpartition import migrations
+from airflow_dbpartition import revision
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.schema import VERSION_TABLE
 from tests.cli.running import Run, as_process, steps_module
 from tests.databases import Database, run_sql, with_user
 from tests.scenarios import add_node, claim_one, finish_all, submit
 
-HEAD = migrations.head_revision()
+HEAD = revision.head_revision()
 UPGRADE = "`dbpartition db upgrade`"
 SECRET = "s3cret-and-long"
 BIG = 2**63

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_dbpartition import migrations
+from airflow_dbpartition import revision
 from airflow_dbpartition.domain import NodeStatus, Partition
 from airflow_dbpartition.repository import JobRepository
 from tests.cli.running import Run, as_process, drain, start
 from tests.databases import Database, run_sql
 from tests.scenarios import add_node, claim_one, complete, fail_all, finish_all, statuses, submit, sweep
 
-HEAD = migrations.head_revision()
+HEAD = revision.head_revision()
 
 
 # --- db ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from airflow_dbpartition import migrations
+from airflow_dbpartition import migrations, revision
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.domain import Claim, Counters, ExecutionStatus, JobIdentity, JobSettings, Partition
 from airflow_dbpartition.errors import DatabaseError, OwnershipLostError
@@ -123,7 +123,7 @@ def checkpoint(repository: JobRepository, taken: Claim) -> None:
 
 def test_a_worker_can_do_all_that_workers_do(staff: Staff) -> None:
     worker: JobRepository = staff.worker
-    migrations.require_current(worker.engine, worker.schema)
+    revision.require_current(worker.engine, worker.schema)
     for name in ("a", "b", "dead"):
         add_node(worker, name)
     planned = [Partition(f"p{number}", transferable=True) for number in range(8)]
@@ -195,7 +195,7 @@ def _qualified(repository: JobRepository, name: str) -> str:
 
 def test_a_manager_can_do_all_that_operators_sensors_and_people_do(staff: Staff) -> None:
     manager: JobRepository = staff.manager
-    migrations.require_current(manager.engine, manager.schema)
+    revision.require_current(manager.engine, manager.schema)
     add_node(staff.worker, "a")
     add_node(staff.worker, "dead")
     launcher = Launcher(manager, timings=Timings())
@@ -247,7 +247,7 @@ def test_a_reader_reads_everything_and_writes_nothing(staff: Staff) -> None:
     staff.owner.settlements.retry(taken, message="again", delay_s=0)
     taken = claim_one(staff.owner)
 
-    migrations.require_current(reader.engine, reader.schema)
+    revision.require_current(reader.engine, reader.schema)
     assert migrations.differences(reader.engine, reader.schema) == []
     assert [node.node_id for node in reader.nodes.all()] == ["a"]
     assert reader.reading.recent()[0].job_execution_id == job_execution_id
@@ -286,7 +286,7 @@ def test_retention_deletes_what_is_over_and_begins_nothing(staff: Staff) -> None
     fail_all(staff.owner, old)
     active = submit(staff.owner, 2, job="active").job_execution_id
     taken = claim_one(staff.owner)
-    migrations.require_current(retention.engine, retention.schema)
+    revision.require_current(retention.engine, retention.schema)
     purged = retention.retention.purge(older_than_s=-1)
     assert (purged.instances, purged.executions, purged.partitions, purged.nodes) == (1, 1, 2, 1)
     assert [one.job_execution_id for one in retention.reading.recent()] == [active]

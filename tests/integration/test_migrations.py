@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.script import ScriptDirectory
 from sqlalchemy import event, inspect, text
 from sqlalchemy.engine import Engine
 
-from airflow_dbpartition import migrations
+from airflow_dbpartition import migrations, revision
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.dialects import make_engine
 from airflow_dbpartition.domain import PartitionStatus
@@ -95,8 +96,8 @@ def test_the_printed_sql_makes_what_an_upgrade_makes(database: Database, own_eng
     ]
     apply_script(database, own_engine, printed["views.sql"])
     assert migrations.differences(own_engine, database.schema) == []
-    migrations.require_current(own_engine, database.schema)
-    head = migrations.head_revision()
+    revision.require_current(own_engine, database.schema)
+    head = revision.head_revision()
     assert migrations.upgrade(own_engine, database.schema) == (head, head)
     repository = JobRepository(own_engine, database.schema)
     add_node(repository)
@@ -163,7 +164,7 @@ def test_an_upgrade_makes_the_very_tables_that_are_printed(database: Database, s
 
 
 def test_an_upgrade_makes_everything_and_a_second_one_nothing(database: Database, own_engine: Engine) -> None:
-    head = migrations.head_revision()
+    head = revision.head_revision()
     assert migrations.upgrade(own_engine, database.schema) == (None, head)
     repository = JobRepository(own_engine, database.schema)
     job_execution_id = submit(repository, 3).job_execution_id
@@ -213,7 +214,7 @@ def test_several_processes_upgrade_at_once(database: Database, own_engine: Engin
     """As the init containers of a deployment do."""
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn")) as pool:
         outcomes = list(pool.map(partial(_upgrade_in_process, database.config()), range(4), timeout=120))
-    head = migrations.head_revision()
+    head = revision.head_revision()
     assert sorted(outcomes, key=str) == [(head, head)] * 3 + [(None, head)]
     assert migrations.differences(own_engine, database.schema) == []
 
@@ -227,14 +228,14 @@ def test_airflows_own_tables_in_the_same_place_are_left_alone(database: Database
         "CREATE TABLE dag_run (id INTEGER PRIMARY KEY, dag_id VARCHAR(250))",
     )
     with pytest.raises(SchemaError, match="missing"):
-        migrations.require_current(own_engine, database.schema)
+        revision.require_current(own_engine, database.schema)
     migrations.upgrade(own_engine, database.schema)
     assert migrations.differences(own_engine, database.schema) == []
     prefix = f"{database.schema}." if database.schema else ""
     with own_engine.connect() as connection:
         assert connection.scalars(text(f"SELECT version_num FROM {prefix}alembic_version")).all() == ["509b94a1042d"]
         assert connection.scalars(text(f"SELECT version_num FROM {prefix}{VERSION_TABLE}")).all() == [
-            migrations.head_revision()
+            revision.head_revision()
         ]
     assert set(inspect(own_engine).get_table_names(schema=database.schema)) == TABLES | {"alembic_version", "dag_run"}
 
@@ -247,10 +248,10 @@ def test_a_named_schema_is_made_and_used_whatever_its_name(postgres: Database, s
     repository = JobRepository(engine, schema)
     quoted = engine.dialect.identifier_preparer.quote(schema)
     try:
-        assert migrations.upgrade(engine, schema) == (None, migrations.head_revision())
-        assert migrations.upgrade(engine, schema)[0] == migrations.head_revision()
+        assert migrations.upgrade(engine, schema) == (None, revision.head_revision())
+        assert migrations.upgrade(engine, schema)[0] == revision.head_revision()
         assert migrations.differences(engine, schema) == []
-        migrations.require_current(engine, schema)
+        revision.require_current(engine, schema)
         add_node(repository)
         add_node(repository, "gone")
         job_execution_id = submit(repository, 3, to={"p0": "gone", "p1": None, "p2": None}).job_execution_id
@@ -294,7 +295,7 @@ def assert_one_line(error: pytest.ExceptionInfo[DbPartitionError], *words: str) 
 
 def test_missing_tables_are_one_line_that_names_the_command(database: Database, own_engine: Engine) -> None:
     with pytest.raises(SchemaError) as raised:
-        migrations.require_current(own_engine, database.schema)
+        revision.require_current(own_engine, database.schema)
     assert_one_line(raised, "missing", "dbpartition db upgrade")
     repository = JobRepository(own_engine, database.schema)
     for verb in (
@@ -313,23 +314,28 @@ def test_missing_tables_are_one_line_that_names_the_command(database: Database, 
 def test_an_older_schema_is_one_line_that_names_the_command(
     repository: JobRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = migrations.head_revision()
-    monkeypatch.setattr(migrations, "head_revision", lambda: "9999")
+    found = revision.head_revision()
+    monkeypatch.setattr(revision, "REVISIONS", (found, "9999"))
     with pytest.raises(SchemaError) as raised:
-        migrations.require_current(repository.engine, repository.schema)
+        revision.require_current(repository.engine, repository.schema)
     assert_one_line(raised, f"is at revision {found}, this version needs 9999", "dbpartition db upgrade")
+
+
+def test_the_revisions_are_those_that_there_are_migrations_to() -> None:
+    scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
+    assert [script.revision for script in scripts.walk_revisions()] == list(reversed(revision.REVISIONS))
 
 
 def test_a_newer_schema_is_refused_and_left_as_it_is(database: Database, repository: JobRepository) -> None:
     run_sql(database, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    for verb in (migrations.require_current, migrations.upgrade):
+    for verb in (revision.require_current, migrations.upgrade):
         with pytest.raises(SchemaError) as raised:
             verb(repository.engine, repository.schema)
         assert_one_line(raised, "is at revision 9999, which this version", "install")
     assert migrations.differences(repository.engine, repository.schema) == []
 
 
-@pytest.mark.parametrize("verb", [migrations.require_current, migrations.upgrade, migrations.differences])
+@pytest.mark.parametrize("verb", [revision.require_current, migrations.upgrade, migrations.differences])
 @pytest.mark.parametrize("url", ["postgresql://u:s3cret@127.0.0.1:1/d", "mysql://u:s3cret@127.0.0.1:1/d"])
 def test_a_database_that_cannot_be_reached_is_one_line_without_its_password(
     verb: Callable[[Engine], object], url: str
@@ -469,7 +475,8 @@ def explained(repository: JobRepository, plans: list[str]) -> Iterator[None]:
     def explain(connection: Any, cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
         if many or "batch_partitions" not in statement or statement.startswith("EXPLAIN"):
             return
-        cursor.execute(f"EXPLAIN {statement}", parameters)
+        *settings, statement = statement.split("; ")  # a statement that is a transaction of its own brings its limits
+        cursor.execute("; ".join([*settings, f"EXPLAIN {statement}"]), parameters)
         plans.append("\n".join(row[0] for row in cursor.fetchall()))
 
     event.listen(repository.engine, "before_cursor_execute", explain)

@@ -7,7 +7,7 @@ import threading
 import time
 from enum import Enum
 
-from tests.worker.proxy import _CHUNK, Proxy, _Link
+from tests.worker.proxy import _CHUNK, ALONE, Proxy, _Link
 
 _COMMITTED = b"COMMIT\0"  # the tag of CommandComplete, as it is the text of the query
 _ROLLED_BACK = b"ROLLBACK\0"
@@ -18,7 +18,8 @@ class Moment(Enum):
     """When a connection breaks.
 
     SENDING: the server has half of a statement. RUNNING: it has run the statement, and nobody hears of it.
-    COMMITTED: it has committed the transaction, and nobody hears of it.
+    COMMITTED: it has committed the transaction, and nobody hears of it. RUNNING is the same for a statement that is a
+    transaction of its own.
     """
 
     SENDING = "sending"
@@ -80,16 +81,17 @@ class WireProxy(Proxy):
     def _springs(self, link: _Link, data: bytes) -> bool:
         """Note what the client says; True = send half of it and break."""
         said = self._transaction.get(link, b"") + data
-        self._transaction[link] = b"" if _COMMITTED in data or _ROLLED_BACK in data else said
+        alone = ALONE in data
+        self._transaction[link] = b"" if alone or _COMMITTED in data or _ROLLED_BACK in data else said
         with self._setting:
             if self._trap is None:
                 return False
             moment, words = self._trap
-            hit = words in said and (_COMMITTED in data) == (moment is Moment.COMMITTED)
+            hit = words in said and (alone or (_COMMITTED in data) == (moment is Moment.COMMITTED))
             if not hit or (words not in data and moment is not Moment.COMMITTED):
                 return False
             self._trap = None
-            self._trapped[link] = moment
+            self._trapped[link] = Moment.RUNNING if alone and moment is Moment.COMMITTED else moment
         if moment is Moment.SENDING:
             self.broken.set()
         return moment is Moment.SENDING

@@ -10,6 +10,7 @@ from types import TracebackType
 from sqlalchemy.engine import make_url
 
 HEARTBEAT = b"dbpartition heartbeat"
+ALONE = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "  # begins a message that is a transaction of its own
 _CHUNK = 1 << 16
 
 
@@ -119,7 +120,7 @@ class Proxy:
 
     def _is_doomed(self, link: _Link, data: bytes) -> bool:
         link.said += data
-        if b"COMMIT\0" not in data:
+        if b"COMMIT\0" not in data and ALONE not in data:
             return False
         said, link.said = link.said, b""
         return self._doomed is not None and self._doomed in said
