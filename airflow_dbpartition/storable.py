@@ -25,55 +25,106 @@ class NotStorableError(ValueError):
 DEEPEST_NESTING = 100
 
 
-def check_json(value: object, path: str = "value", depth: int = 0) -> Any:
+def check_json(value: object, path: str = "value") -> Any:
     """Return `value` as plain JSON types (tuples become lists), or say where it is not JSON.
 
     Args:
         value: anything a user handed over.
         path: how to name the value in errors, such as `context`.
-        depth: how deep inside the outermost value this one is.
 
     Raises:
         NotStorableError: for other types, NaN and infinities, NUL and lone surrogates, non-string keys, and
             values that are nested deeper than DEEPEST_NESTING or contain themselves.
     """
-    if depth > DEEPEST_NESTING:
-        raise NotStorableError(path[:60] + "…", f"is nested deeper than {DEEPEST_NESTING} levels, or contains itself")
-    if value is None or isinstance(value, bool):
+    try:
+        return _plain(value, 0)
+    except _RefusedError as error:
+        where = path + "".join(reversed(error.inside))
+        raise NotStorableError(where[:60] + "…" if error.is_too_deep else where, error.why) from None
+
+
+class _RefusedError(ValueError):
+    """What is wrong; `inside` grows on the way out, so that a path is only made of what is refused."""
+
+    def __init__(self, why: str, *inside: str, is_too_deep: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.inside = list(inside)
+        self.is_too_deep = is_too_deep
+
+
+def _plain(value: object, depth: int) -> Any:
+    kind = type(value)
+    if kind is str:
+        return _checked_text(value)  # type: ignore[arg-type]
+    if value is None or kind is int or kind is bool:
         return value
-    if isinstance(value, int):
-        return int(value)
+    if depth > DEEPEST_NESTING:
+        why = f"is nested deeper than {DEEPEST_NESTING} levels, or contains itself"
+        raise _RefusedError(why, is_too_deep=True)
+    if isinstance(value, Mapping):
+        return _plain_mapping(value, depth + 1)
+    if isinstance(value, (list, tuple)):
+        return _plain_list(value, depth + 1)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise NotStorableError(path, f"{value!r} is not a JSON number; use None or a string")
+            raise _RefusedError(f"{value!r} is not a JSON number; use None or a string")
         return float(value)
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, str):
-        return _check_text(value, path)
-    if isinstance(value, Mapping):
-        checked: JsonObject = {}
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise NotStorableError(path, f"expected string keys, got {key!r} ({type(key).__name__})")
-            checked[_check_text(key, f"{path} key {key!r}")] = check_json(item, f"{path}[{key!r}]", depth + 1)
-        return checked
-    if isinstance(value, (list, tuple)):
-        return [check_json(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-    raise NotStorableError(path, f"{type(value).__name__} is not JSON (use str, int, float, bool, None, list or dict)")
+        return _checked_text(value)
+    raise _RefusedError(f"{kind.__name__} is not JSON (use str, int, float, bool, None, list or dict)")
 
 
-def _check_text(text: str, path: str) -> str:
+def _plain_mapping(value: Mapping[Any, Any], depth: int) -> JsonObject:
+    checked: JsonObject = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise _RefusedError(f"expected string keys, got {key!r} ({type(key).__name__})")
+        try:
+            name = _checked_text(key)
+        except _RefusedError as error:
+            error.inside.append(f" key {key!r}")
+            raise
+        try:
+            checked[name] = _plain(item, depth)
+        except _RefusedError as error:
+            error.inside.append(f"[{key!r}]")
+            raise
+    return checked
+
+
+def _plain_list(value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
+    checked = []
+    for index, item in enumerate(value):
+        try:
+            checked.append(_plain(item, depth))
+        except _RefusedError as error:
+            error.inside.append(f"[{index}]")
+            raise
+    return checked
+
+
+def _checked_text(text: str) -> str:
     if "\x00" in text:
-        raise NotStorableError(path, "contains a NUL character, which databases refuse")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise NotStorableError(path, "contains a lone surrogate, which is not valid UTF-8") from None
+        raise _RefusedError("contains a NUL character, which databases refuse")
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise _RefusedError("contains a lone surrogate, which is not valid UTF-8") from None
     return str(text)
+
+
+# Made once: json.dumps makes an encoder at each call, which takes longer than a small object does.
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_SORTING_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def dump_json(value: object, *, sort_keys: bool = False) -> str:
     """Strict JSON text, compact, non-ASCII kept."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    return (_SORTING_ENCODER if sort_keys else _ENCODER).encode(value)
 
 
 def storable_text(text: object, limit: int = MESSAGE_LIMIT_CHARS) -> str:

@@ -64,6 +64,12 @@ class OwnProcess:
     verbose: bool
 
 
+def own_process() -> OwnProcess | None:
+    """None where a command was called inside a process that has other things to do."""
+    context = _CLICK.get_current_context(silent=True)
+    return None if context is None else context.find_object(OwnProcess)
+
+
 class UsageError(ConfigurationError):
     """What was typed cannot be done: exit code 2."""
 

@@ -10,11 +10,11 @@ from airflow_dbpartition.cli.options import (
     TIMES,
     DatabaseUrl,
     Heartbeat,
-    OwnProcess,
     RemoveAfter,
     Schema,
     UnreachableAfter,
     database_config,
+    own_process,
     usage_errors,
 )
 from airflow_dbpartition.config import Timings, WorkerConfig
@@ -30,7 +30,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def worker(
-    context: typer.Context,
     database_url: DatabaseUrl = "",
     schema: Schema = "",
     imports: Annotated[
@@ -130,8 +129,9 @@ def worker(
             ),
         )
     logging = {"log_format": log_format, "log_level": log_level}
-    if isinstance(context.obj, OwnProcess):
-        become_worker(database, config, logging=logging, verbose=context.obj.verbose)
+    own = own_process()
+    if own is not None:
+        become_worker(database, config, logging=logging, verbose=own.verbose)
     from airflow_dbpartition.worker.node import Worker
 
     return Worker(database, config, logging=logging).run()
