@@ -153,7 +153,7 @@ class Counters:
 
     def as_columns(self) -> dict[str, int]:
         """The values under their column names, such as read_count."""
-        return {f"{name}_count": value for name, value in asdict(self).items()}
+        return {f"{name}_count": value for name, value in vars(self).items()}
 
     @classmethod
     def from_columns(cls, row: Mapping[str, Any]) -> Counters:

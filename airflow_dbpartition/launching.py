@@ -142,6 +142,8 @@ class Launcher:
             status = self._repository.executions.attach(
                 latest.job_execution_id, owner_token=job.owner_token, manager=job.manager
             )
+            if status in (ExecutionStatus.STOPPING, ExecutionStatus.STOPPED):  # the old try's stop was faster
+                return self.launch(job, intent)
             return Launched(latest.job_execution_id, status, created=False)
         again = intent is Intent.RERUN or (
             intent is Intent.CLEARED and latest.status in (ExecutionStatus.COMPLETED, ExecutionStatus.ABANDONED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -219,7 +220,9 @@ class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
         if self._owns and self._is_to_restart(execution, ti):
             job_execution_id = self._restart(repository, address, execution, ti)
         elif self._owns and execution.status.is_active:
-            repository.executions.attach(job_execution_id, owner_token=owner_token(ti))
+            status = repository.executions.attach(job_execution_id, owner_token=owner_token(ti))
+            if self._is_to_restart(replace(execution, status=status), ti):  # the old try's stop was faster
+                job_execution_id = self._restart(repository, address, execution, ti)
         self._show(context, job_execution_id, job_name=execution.job_name)
         return job_execution_id
 

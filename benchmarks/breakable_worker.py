@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from airflow_dbpartition.cli import main
 
@@ -13,4 +14,4 @@ def _break(_signum: int, _frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _break)
-    main()
+    main(sys.argv[1:])  # in this process, where the handler is

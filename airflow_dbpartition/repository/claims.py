@@ -7,7 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, any_, exists, func, select, true, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Row,
+    Select,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    exists,
+    func,
+    select,
+    true,
+    union_all,
+    update,
+)
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import NoResultFound
 
@@ -24,7 +39,7 @@ from airflow_dbpartition.domain import (
     TransferPolicy,
     Transitions,
 )
-from airflow_dbpartition.repository.moves import move, move_and_return, record, started_transferability
+from airflow_dbpartition.repository.moves import move, moving, record, started_transferability
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import Tables
 
@@ -45,9 +60,10 @@ class _Claimer:
 
     node_id: str
     node_group: str
-    steps: list[str]
+    steps: tuple[str, ...]
 
 
+_MOST = "most"  # the parameter of a claim's statement
 _CACHED_EXECUTIONS = 1000
 _CLAIM_COLUMNS = (
     "step_execution_id",
@@ -77,7 +93,9 @@ class Claims:
     def __init__(self, tables: Tables, transactions: Transactions) -> None:
         self._tables = tables
         self._transactions = transactions
+        self._dialect = transactions.engine.dialect.name
         self._facts: dict[int, _ExecutionFacts] = {}
+        self._statements: dict[_Claimer, Update] = {}
 
     def claim(
         self,
@@ -98,17 +116,17 @@ class Claims:
         Returns:
             What really moved, in the order in which it is to be run.
         """
-        claimer = _Claimer(node_id, node_group, sorted(steps))
+        claimer = _Claimer(node_id, node_group, tuple(sorted(steps)))
         if limit < 1 or not claimer.steps:
             return []
-        if self._transactions.engine.dialect.name == "postgresql":
+        if self._dialect == "postgresql":
             taken = self._take_at_once(claimer, limit)
             if taken or steal_after_s is None or not self._is_any_stealable(claimer, steal_after_s):
                 return taken
 
         def work(connection: Connection) -> list[Claim]:
             taken: list[Claim] = []
-            if connection.dialect.name != "postgresql":
+            if self._dialect != "postgresql":
                 taken = self._take(connection, claimer, self._mine(claimer), limit)
                 if len(taken) < limit:
                     taken += self._take(connection, claimer, self._nobodys(claimer), limit - len(taken))
@@ -177,32 +195,40 @@ class Claims:
 
     def _take_at_once(self, claimer: _Claimer, limit: int) -> list[Claim]:
         """The node's own and nobody's, by one statement of PostgreSQL."""
-        p = self._tables.partitions.c
+        if claimer not in self._statements:
+            self._statements = {claimer: self._claiming(claimer)}  # a node has one name at a time
+        statement = self._statements[claimer]
 
         def work(connection: Connection) -> Sequence[Row[Any]]:
-            # Chosen once, whatever the plan, and joined as an array: as rows they could be more than the limit.
-            candidates = partial(self._candidates, connection, claimer, columns=[p.step_execution_id])
-            mine = _for_a_claim(candidates(self._mine(claimer)), limit).cte("mine")
-            room = limit - select(func.count()).select_from(mine).scalar_subquery()
-            nobodys = _for_a_claim(candidates(self._nobodys(claimer)), room).cte("nobodys")
-            chosen = union_all(select(mine.c.step_execution_id), select(nobodys.c.step_execution_id))
-            was_mine = p.step_execution_id == any_(func.array(select(mine.c.step_execution_id).scalar_subquery()))
-            return move_and_return(
-                connection,
-                self._tables,
-                Transitions.CLAIM,
-                p.step_execution_id == any_(func.array(chosen.scalar_subquery())),
-                values=self._changes(claimer),
-                by_id=True,
-                columns=[*self._columns, was_mine.label("was_mine")],
-            )
+            return connection.execute(statement, {_MOST: limit}).all()
 
         rows = self._transactions.run(work, repeatable=False, atomic=False)
         # Apart from the claim, which has been committed: what is tried again must not claim again.
         execution_ids = {row.job_execution_id for row in rows}
-        self._transactions.run(lambda connection: self._learn(connection, execution_ids), atomic=False)
+        if not execution_ids <= self._facts.keys():
+            self._transactions.run(lambda connection: self._learn(connection, execution_ids), atomic=False)
         in_order = sorted(rows, key=lambda row: (not row.was_mine, -row.priority, row.step_execution_id))
         return [self._claim(row, claimer.node_id, read_before=False) for row in in_order]
+
+    def _claiming(self, claimer: _Claimer) -> Update:
+        p = self._tables.partitions.c
+        most = bindparam(_MOST, type_=Integer)
+        # Chosen once, whatever the plan, and joined as an array: as rows they could be more than the limit.
+        candidates = partial(self._candidates, claimer, columns=[p.step_execution_id])
+        mine = _for_a_claim(candidates(self._mine(claimer)), most).cte("mine")
+        room = most - select(func.count()).select_from(mine).scalar_subquery()
+        nobodys = _for_a_claim(candidates(self._nobodys(claimer)), room).cte("nobodys")
+        chosen = union_all(select(mine.c.step_execution_id), select(nobodys.c.step_execution_id))
+        was_mine = p.step_execution_id == any_(func.array(select(mine.c.step_execution_id).scalar_subquery()))
+        claiming = moving(
+            self._dialect,
+            self._tables,
+            Transitions.CLAIM,
+            p.step_execution_id == any_(func.array(chosen.scalar_subquery())),
+            values=self._changes(claimer),
+            by_id=True,
+        )
+        return claiming.returning(*self._columns, was_mine.label("was_mine"))
 
     def _is_any_stealable(self, claimer: _Claimer, steal_after_s: float) -> bool:
         """Whether a theft is worth its transaction."""
@@ -210,7 +236,7 @@ class Claims:
 
         def work(connection: Connection) -> bool:
             others = self._others(claimer, steal_after_s)
-            query = self._candidates(connection, claimer, others, columns=[p.step_execution_id], stealing=True)
+            query = self._candidates(claimer, others, columns=[p.step_execution_id], stealing=True)
             return connection.execute(query.limit(1)).first() is not None
 
         return self._transactions.run(work, atomic=False)
@@ -226,7 +252,7 @@ class Claims:
     ) -> list[Claim]:
         """Read and lock, then move: also for databases that return nothing from an UPDATE."""
         p = self._tables.partitions.c
-        candidates = self._candidates(connection, claimer, whose, columns=self._columns, stealing=stealing)
+        candidates = self._candidates(claimer, whose, columns=self._columns, stealing=stealing)
         rows = connection.execute(_for_a_claim(candidates, limit)).all()
         if not rows:
             return []
@@ -273,7 +299,6 @@ class Claims:
 
     def _candidates(
         self,
-        connection: Connection,
         claimer: _Claimer,
         whose: ColumnElement[bool],
         *,
@@ -290,7 +315,7 @@ class Claims:
         if stealing:
             runnable.append(e.stealing == 1)
         runs: ColumnElement[bool] = exists().where(*runnable)
-        if connection.dialect.name in ("mysql", "mariadb"):
+        if self._dialect in ("mysql", "mariadb"):
             # A bare EXISTS becomes a join that sorts, and so locks, every row: other claimers would find nothing.
             runs = runs.is_(true())
         return (

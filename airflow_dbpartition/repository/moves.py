@@ -1,11 +1,11 @@
-"""The one function that writes a partition's status, and the one that records why."""
+"""The one statement that writes a partition's status, and the one that records why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Update, case, insert, literal, select, update
+from sqlalchemy import ColumnElement, Update, case, insert, literal, select, update
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_now
@@ -22,38 +22,25 @@ def move(
     values: Mapping[Any, Any] | None = None,
     by_id: bool = False,
 ) -> int:
-    """Move every partition that the guards select, and whose status allows it; returns how many moved.
-
-    Args:
-        by_id: the guards name partitions by their ids, so the status is only to be checked. In a table that has just
-            been filled a planner knows nothing of statuses, and would look for a handful of ids by theirs.
-    """
-    return connection.execute(_moving(connection, tables, transition, guards, values, by_id=by_id)).rowcount
+    """Move every partition that the guards select, and whose status allows it; returns how many moved."""
+    statement = moving(connection.dialect.name, tables, transition, *guards, values=values, by_id=by_id)
+    return connection.execute(statement).rowcount
 
 
-def move_and_return(
-    connection: Connection,
+def moving(
+    dialect: str,
     tables: Tables,
     transition: Transition,
     *guards: ColumnElement[bool],
     values: Mapping[Any, Any] | None = None,
     by_id: bool = False,
-    columns: Sequence[ColumnElement[Any]],
-) -> Sequence[Row[Any]]:
-    """`move`, and columns of what moved as they stand after it, in no order; not on MySQL."""
-    statement = _moving(connection, tables, transition, guards, values, by_id=by_id)
-    return connection.execute(statement.returning(*columns)).all()
-
-
-def _moving(
-    connection: Connection,
-    tables: Tables,
-    transition: Transition,
-    guards: tuple[ColumnElement[bool], ...],
-    values: Mapping[Any, Any] | None,
-    *,
-    by_id: bool,
 ) -> Update:
+    """The statement of `move`. To make one takes longer than to run it: what runs often keeps it.
+
+    Args:
+        by_id: the guards name partitions by their ids, so the status is only to be checked. In a table that has just
+            been filled a planner knows nothing of statuses, and would look for a handful of ids by theirs.
+    """
     column = tables.partitions.c
     changes: dict[Any, Any] = {column.status: transition.target.value, column.last_updated: db_now()}
     if transition.changes_hands:
@@ -61,7 +48,6 @@ def _moving(
     if transition.target not in LIVE_PARTITIONS:
         changes[column.end_time] = db_now()
     changes.update(values or {})
-    dialect = connection.dialect.name
     # An expression, so that no index on the status is thought of.
     status = column.status.concat("") if by_id and dialect == "postgresql" else column.status
     allowed = status.in_([source.value for source in transition.sources])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, and_, case, column, func, literal, select
+from sqlalchemy import ColumnElement, Update, and_, bindparam, case, column, func, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import db_later, db_now, end_if_silent
@@ -20,7 +21,7 @@ from airflow_dbpartition.domain import (
 )
 from airflow_dbpartition.errors import ClaimLostError
 from airflow_dbpartition.masking import mask_secrets
-from airflow_dbpartition.repository.moves import move, record, restored_transferability
+from airflow_dbpartition.repository.moves import move, moving, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import WORK_CHANNEL, Tables
 from airflow_dbpartition.storable import JsonObject, storable_text
@@ -68,6 +69,10 @@ class Completed:
         return {"result": self.result, "exit_message": None, **self.counters.as_columns()}
 
 
+_SETTLED_BY_COMPLETION = ("result", "exit_message", *Counters().as_columns())
+_ROWS, _NODE_ID = "rows", "node"  # the parameters of a completion's statement
+
+
 class Settlements:
     """Complete, fail, retry, release, stop and checkpoint. Zero rows moved is ClaimLostError: drop the work."""
 
@@ -81,7 +86,8 @@ class Settlements:
         Raises:
             ClaimLostError: the partition is not ours any more; nothing was written.
         """
-        self._settle(claim, Transitions.COMPLETE, Completed(claim, counters, result).values)
+        for lost in self.complete_all([Completed(claim, counters, result)]):
+            raise lost_claim(lost)
 
     def complete_all(self, completed: Sequence[Completed]) -> list[Held]:
         """`complete` for several claims, in one transaction.
@@ -112,24 +118,30 @@ class Settlements:
     def _complete_at_once(self, connection: Connection, completed: Sequence[Completed]) -> int:
         """One statement for all: a row of a JSON array each, so that its text is the same for any number of them."""
         p = self._tables.partitions.c
-        settled = [p[name] for name in completed[0].values]
         rows = [
             {p.step_execution_id.name: one.claim.step_execution_id, p.version.name: one.claim.version, **one.values}
             for one in completed
         ]
+        parameters = {_ROWS: rows, _NODE_ID: completed[0].claim.node_id}
+        return connection.execute(self._completing, parameters).rowcount
+
+    @cached_property
+    def _completing(self) -> Update:
+        p = self._tables.partitions.c
+        settled = [p[name] for name in _SETTLED_BY_COMPLETION]
         columns = [column(one.name, one.type) for one in (p.step_execution_id, p.version, *settled)]
         given = (
-            func.jsonb_to_recordset(literal(rows, p.result.type))
+            func.jsonb_to_recordset(bindparam(_ROWS, type_=p.result.type))
             .table_valued(*columns, name="given")
             .render_derived(with_types=True)
         )
         fence = (
             p.step_execution_id == given.c.step_execution_id,
-            p.assigned_node == completed[0].claim.node_id,
+            p.assigned_node == bindparam(_NODE_ID, type_=p.assigned_node.type),
             p.version == given.c.version,
         )
         values = {one: given.c[one.name] for one in settled}
-        return move(connection, self._tables, Transitions.COMPLETE, *fence, values=values, by_id=True)
+        return moving("postgresql", self._tables, Transitions.COMPLETE, *fence, values=values, by_id=True)
 
     def fail(self, claim: Held, *, message: str, lost: bool = False) -> None:
         """CLAIMED → FAILED. `lost` = interrupted in the middle of work that may not run twice."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
 import select
 import signal
 import socket
 import sys
 import threading
+import time
+from collections import deque
 from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.errors import DbPartitionError
@@ -25,7 +27,7 @@ from airflow_dbpartition.worker import messages
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.logs import configure_logging
 from airflow_dbpartition.worker.messages import Channel, claim_from_json
-from airflow_dbpartition.worker.runner import run_claim
+from airflow_dbpartition.worker.runner import UNSTARTED, Outcome, run_claim
 from airflow_dbpartition.worker.steps import load_steps
 
 ORPHANED = 71  # exit code: the supervisor is gone
@@ -41,7 +43,10 @@ class Child:
     def __init__(self, channel: Channel, lifeline: Lifeline) -> None:
         self._channel = channel
         self._lifeline = lifeline
-        self._claims: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
+        self._claims: deque[JsonObject] = deque()
+        self._arrived = threading.Condition()
+        self._saying = threading.Lock()
+        self._is_retired = False
         self._stopping: set[tuple[int, int]] = set()
         self._busy = False
         self._started = threading.Event()
@@ -61,29 +66,59 @@ class Child:
         streams = _standard_streams()
         self._say(messages.READY, steps=list(steps))
         while True:
-            try:
-                received = self._claims.get(timeout=_IDLE_CONNECTION_S)
-            except queue.Empty:
+            received = self._next_claim(_IDLE_CONNECTION_S)
+            if received is None:
                 repository.engine.dispose()  # an idle child holds no connection
-                received = self._claims.get()
+                received = self._next_claim()
+                assert received is not None
+            if self._lifeline.remaining_s < 0:
+                os._exit(FENCED)
             claim = claim_from_json(received)
             key = (claim.step_execution_id, claim.version)
-            self._busy = True
+            began = time.monotonic()
             outcome = run_claim(claim, repository, partial(self._stopping.__contains__, key))
+            took_s = time.monotonic() - began
             self._busy = False
             self._flush()
             self._stopping.discard(key)
-            self._say(
-                messages.DONE,
-                step_execution_id=key[0],
-                version=key[1],
-                outcome=outcome.to_json(),
-                spent=_standard_streams() != streams,
-            )
+            spent = _standard_streams() != streams
+            self._done(key, outcome, took_s=took_s, spent=spent)
+            if spent:
+                self._retire()
+
+    def _next_claim(self, timeout_s: float | None = None) -> JsonObject | None:
+        """The next claim, from when on it cannot be given back; None = none has come."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._claims, timeout_s):
+                return None
+            self._busy = True
+            return self._claims.popleft()
+
+    def _retire(self) -> NoReturn:
+        """Begin nothing any more; the supervisor ends this process when it has all its claims back."""
+        with self._arrived:
+            self._is_retired = True
+            claims = list(self._claims)
+        for claim in claims:
+            self._give_back((claim["step_execution_id"], claim["version"]))
+        while True:
+            signal.pause()
+
+    def _give_back(self, key: tuple[int, int]) -> None:
+        with self._arrived:
+            found = [claim for claim in self._claims if (claim["step_execution_id"], claim["version"]) == key]
+            for claim in found:
+                self._claims.remove(claim)
+        if found:
+            self._done(key, Outcome(UNSTARTED, "it had not begun"), took_s=None, spent=False)
+
+    def _done(self, key: tuple[int, int], outcome: Outcome, *, took_s: float | None, spent: bool) -> None:
+        told = {"outcome": outcome.to_json(), "took_s": took_s, "spent": spent}
+        self._say(messages.DONE, step_execution_id=key[0], version=key[1], **told)
 
     def _listen(self) -> None:
         while True:
-            timeout = _LIFELINE_CHECK_S if self._busy or not self._claims.empty() else 1.0
+            timeout = _LIFELINE_CHECK_S if self._busy else 1.0
             try:
                 readable, _, _ = select.select([self._channel], [], [], timeout)
             except (OSError, ValueError):  # the step has closed our socket
@@ -100,13 +135,21 @@ class Child:
                     self._start = message
                     self._started.set()
                 elif message["kind"] == messages.RUN:
-                    self._claims.put(message["claim"])
+                    with self._arrived:
+                        claim = message["claim"]
+                        self._claims.append(claim)
+                        self._arrived.notify()
+                    if self._is_retired:
+                        self._give_back((claim["step_execution_id"], claim["version"]))
                 elif message["kind"] == messages.STOP:
                     self._stopping.add((message["step_execution_id"], message["version"]))
+                elif message["kind"] == messages.RETURN:
+                    self._give_back((message["step_execution_id"], message["version"]))
 
     def _say(self, kind: str, **values: object) -> None:
         try:
-            self._channel.send(kind, **values)
+            with self._saying:
+                self._channel.send(kind, **values)
         except OSError:
             os._exit(ORPHANED)
 

@@ -13,14 +13,9 @@ from typing import Protocol
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.repository import JobRepository
-from airflow_dbpartition.worker.runner import Outcome, run_claim
+from airflow_dbpartition.worker.feeding import ClaimKey, Feed, key_of
+from airflow_dbpartition.worker.runner import UNSTARTED, Outcome, run_claim
 from airflow_dbpartition.worker.steps import load_steps
-
-ClaimKey = tuple[int, int]  # (step_execution_id, version)
-
-
-def key_of(claim: Claim) -> ClaimKey:
-    return (claim.step_execution_id, claim.version)
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,9 @@ class Executor(Protocol):
     def withdraw(self) -> list[ClaimKey]:
         """Take back what has been handed over but not started."""
 
+    def withdraw_overdue(self) -> list[ClaimKey]:
+        """Take back what was handed over in the hope of a slot that has not come."""
+
     def started(self, key: ClaimKey) -> float | None:
         """The monotonic moment at which the step was entered; None = not yet, or not here."""
 
@@ -77,11 +75,12 @@ class ThreadExecutor:
     where the fence stops it; its slot is free again only then.
     """
 
-    def __init__(self, *, slots: int, imports: tuple[str, ...], database: DatabaseConfig) -> None:
+    def __init__(self, *, slots: int, imports: tuple[str, ...], database: DatabaseConfig, prefetch: int = 0) -> None:
         self._slots = slots
         self._imports = imports
         self._database = database
-        self._claims: queue.SimpleQueue[Claim | None] = queue.SimpleQueue()
+        self._feed = Feed(slots, prefetch)
+        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one for each claim handed over; False = end
         self._queue: queue.SimpleQueue[Finished] = queue.SimpleQueue()
         self._threads = 0
         self._stopping: set[ClaimKey] = set()
@@ -100,20 +99,25 @@ class ThreadExecutor:
     @property
     def free_slots(self) -> int:
         with self._lock:
-            return self._slots - len(self._running)
+            return self._slots + self._feed.wanted - len(self._running) - len(self._feed)
 
     def run(self, claim: Claim) -> None:
         with self._lock:
-            self._running[key_of(claim)] = time.monotonic()
-            more = len(self._running) > self._threads
+            self._feed.add(claim)
+            more = self._threads < min(self._slots, len(self._running) + len(self._feed))
         if more:
             self._threads += 1
             threading.Thread(target=self._work, name=f"partition-{self._threads}", daemon=True).start()
-        self._claims.put(claim)
+        self._turns.put(True)
 
     def _work(self) -> None:
-        while (claim := self._claims.get()) is not None:
-            self._run(claim)
+        while self._turns.get():
+            with self._lock:
+                claim = self._feed.take()
+                if claim is not None:  # else it was taken back
+                    self._running[key_of(claim)] = time.monotonic()
+            if claim is not None:
+                self._run(claim)
 
     def _run(self, claim: Claim) -> None:
         assert self._repository is not None
@@ -122,7 +126,7 @@ class ThreadExecutor:
         context = contextvars.Context()
         outcome = context.run(run_claim, claim, self._repository, lambda: key in self._stopping)
         with self._lock:
-            del self._running[key]
+            self._feed.ran(time.monotonic() - self._running.pop(key))
             self._stopping.discard(key)
             known = key in self._reported
             self._reported.discard(key)
@@ -134,6 +138,11 @@ class ThreadExecutor:
         with self._lock:
             if key in self._running:
                 self._stopping.add(key)
+                return
+            if not self._feed.remove(key):
+                return
+        self._queue.put(Finished(key, Outcome(UNSTARTED, "it had not begun")))
+        self._wake()
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
         with self._lock:
@@ -147,11 +156,20 @@ class ThreadExecutor:
     def kill_all(self, why: str) -> bool:
         del why  # a thread can only be asked
         with self._lock:
+            waiting = self._feed.withdraw()
             self._stopping.update(self._running)
-            return not self._running
+            ended = not self._running
+        for key in waiting:
+            self._queue.put(Finished(key, Outcome(UNSTARTED, "it had not begun")))
+        return ended
 
     def withdraw(self) -> list[ClaimKey]:
-        return []
+        with self._lock:
+            return self._feed.withdraw()
+
+    def withdraw_overdue(self) -> list[ClaimKey]:
+        with self._lock:
+            return self._feed.withdraw_overdue()
 
     def started(self, key: ClaimKey) -> float | None:
         with self._lock:
@@ -169,6 +187,6 @@ class ThreadExecutor:
     def close(self) -> None:
         self.kill_all("the worker ends")
         for _ in range(self._threads):
-            self._claims.put(None)
+            self._turns.put(False)
         if self._repository is not None:
             self._repository.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from airflow_dbpartition.domain import Claim, Counters, JobSettings, TransferPolicy
@@ -16,10 +16,11 @@ SEND_TIMEOUT_S = 10.0
 START = "start"  # database, imports
 RUN = "run"  # claim
 STOP = "stop"  # the running partition is asked to end
+RETURN = "return"  # a claim that has not begun is not to begin: it is reported as unstarted
 # child -> supervisor
 READY = "ready"  # step names
 UNUSABLE = "unusable"  # the imports failed
-DONE = "done"  # step_execution_id, version, outcome, spent: the child is not fit for another one
+DONE = "done"  # step_execution_id, version, outcome, took_s, spent: the child is not fit for another one
 
 
 class Channel:
@@ -66,7 +67,18 @@ class Channel:
 
 
 def claim_to_json(claim: Claim) -> JsonObject:
-    return {**asdict(claim), "transfer_policy": claim.transfer_policy.value}
+    return {
+        **vars(claim),
+        "counters": vars(claim.counters),
+        "settings": vars(claim.settings),
+        "transfer_policy": claim.transfer_policy.value,
+    }
+
+
+@lru_cache(maxsize=16)
+def _settings(text: str) -> JobSettings:
+    """Those of one claim are mostly those of the last one, and take long to check."""
+    return JobSettings.from_json(json.loads(text))
 
 
 def claim_from_json(value: JsonObject) -> Claim:
@@ -74,7 +86,7 @@ def claim_from_json(value: JsonObject) -> Claim:
         **{
             **value,
             "counters": Counters(**value["counters"]),
-            "settings": JobSettings.from_json(value["settings"]),
+            "settings": _settings(dump_json(value["settings"])),
             "transfer_policy": TransferPolicy(value["transfer_policy"]),
         }
     )

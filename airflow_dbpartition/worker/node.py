@@ -28,7 +28,8 @@ from airflow_dbpartition.recovery import Recovery, SweepReport
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.revision import require_current
 from airflow_dbpartition.worker.attention import Attention
-from airflow_dbpartition.worker.executors import ClaimKey, Executor, ThreadExecutor, key_of
+from airflow_dbpartition.worker.executors import Executor, ThreadExecutor
+from airflow_dbpartition.worker.feeding import ClaimKey, key_of
 from airflow_dbpartition.worker.health import HealthServer
 from airflow_dbpartition.worker.heartbeat import Beat, Heartbeat
 from airflow_dbpartition.worker.lifeline import Lifeline
@@ -145,7 +146,9 @@ class Worker:
             pool_size=1 if config.executor == "process" else config.concurrency,
         )
         if config.executor == "thread":
-            return ThreadExecutor(slots=config.concurrency, imports=config.imports, database=users)
+            return ThreadExecutor(
+                slots=config.concurrency, imports=config.imports, database=users, prefetch=config.prefetch
+            )
         return ProcessExecutor(
             slots=config.concurrency,
             imports=config.imports,
@@ -313,9 +316,7 @@ class Worker:
         self._grace_until = self._drain_since + grace_s
         log.info("draining", node_id=self.node_id, reason=why, running=len(self._running), grace_s=grace_s)
         self._heartbeat.drain()
-        for key in self._executor.withdraw():
-            running = self._running.pop(key)
-            self._settling.give_back(running.claim, why=f"node {self.node_id} is draining", started=False)
+        self._give_back_unstarted(self._executor.withdraw(), f"node {self.node_id} is draining")
         self._settling.flush()
         with self._tolerating("handing over waiting partitions"):
             self._repository.nodes.drain(self.node_id)
@@ -369,11 +370,12 @@ class Worker:
         return False
 
     def _leave(self) -> None:
+        why = f"node {self.node_id} is leaving"
+        self._give_back_unstarted(self._executor.withdraw(), why)
         for key, running in list(self._running.items()):
-            started = self._executor.started(key) is not None
-            self._executor.kill(key, INTERRUPTED, f"node {self.node_id} is leaving")
+            self._executor.kill(key, INTERRUPTED, why)
             self._running.pop(key)
-            self._settling.give_back(running.claim, why=f"node {self.node_id} is leaving", started=started)
+            self._settling.give_back(running.claim, why=why, started=True)
         self._settling.flush()
         with self._tolerating("deregistering (a sweep will do it)"):
             self._recovery.leave(self.node_id)
@@ -476,7 +478,16 @@ class Worker:
             self._settling.settle(running.claim, finished.outcome, stop_requested=running.stop_requested)
             self._attention.look_now()
 
+    def _give_back_unstarted(self, keys: list[ClaimKey], why: str) -> None:
+        for key in keys:
+            running = self._running.pop(key, None)
+            if running is not None:
+                self._settling.give_back(running.claim, why=why, started=False)
+
     def _enforce_limits(self) -> None:
+        self._give_back_unstarted(
+            self._executor.withdraw_overdue(), "it waited for a slot behind partitions that took longer than others"
+        )
         now = time.monotonic()
         for key, running in list(self._running.items()):
             limit_s = running.claim.settings.partition_timeout_s

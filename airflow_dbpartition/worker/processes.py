@@ -18,12 +18,14 @@ import structlog
 from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.errors import ConfigurationError
+from airflow_dbpartition.storable import JsonObject
 from airflow_dbpartition.worker import messages
 from airflow_dbpartition.worker.child import FENCED, ORPHANED
-from airflow_dbpartition.worker.executors import ClaimKey, Finished, key_of
+from airflow_dbpartition.worker.executors import Finished
+from airflow_dbpartition.worker.feeding import ClaimKey, Feed, key_of
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.messages import Channel, claim_to_json
-from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, UNSTARTED, Outcome
+from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, LOST, UNSTARTED, Outcome
 
 log = structlog.get_logger("dbpartition.worker")
 
@@ -37,12 +39,27 @@ class _ChildHandle:
     process: subprocess.Popen[bytes]
     channel: Channel
     ready: bool = False
-    running: ClaimKey | None = None
-    since: float = 0.0
+    given: dict[ClaimKey, float] = field(default_factory=dict)  # and since when: only the first one has begun
     done: int = 0
-    verdict: Outcome | None = None  # why we killed it
+    verdict: tuple[ClaimKey, Outcome] | None = None  # why we killed it, and for the sake of which claim
     leaving: bool = False
     born: float = field(default_factory=time.monotonic)
+
+    @property
+    def running(self) -> ClaimKey | None:
+        """What it runs, as far as it has told."""
+        return next(iter(self.given), None)
+
+    def kill(self, key: ClaimKey, outcome: Outcome) -> None:
+        self.verdict = self.verdict or (key, outcome)
+        _kill_group(self.process)
+
+    def verdict_on(self, key: ClaimKey, code: int | None) -> Outcome:
+        """What became of the claim that it ran when it died."""
+        if self.verdict is None:
+            return _verdict(code)
+        condemned, outcome = self.verdict
+        return outcome if key == condemned else Outcome(INTERRUPTED, "its process was killed for another partition")
 
 
 class ProcessExecutor:
@@ -75,10 +92,10 @@ class ProcessExecutor:
         self._lifeline = lifeline
         self._logging = logging
         self._max_partitions = max_partitions
-        self._prefetch = prefetch
+        self._waiting = Feed(slots, prefetch)
         self._children: list[_ChildHandle] = []
-        self._waiting: list[Claim] = []
         self._finished: list[Finished] = []
+        self._unwanted: set[ClaimKey] = set()  # claims that are lost, and were with a child that had not begun them
         self._deaths = 0
         self._respawn_at = 0.0
         self._closing = False
@@ -143,62 +160,90 @@ class ProcessExecutor:
         if not usable:
             return 0  # nothing can be run here now: others may take it
         idle = sum(1 for child in usable if child.running is None)
-        return idle + self._prefetch - len(self._waiting)
+        ahead = len(self._waiting) + sum(len(child.given) - 1 for child in usable if child.given)
+        return idle + self._waiting.wanted - ahead
 
     def run(self, claim: Claim) -> None:
-        self._waiting.append(claim)
+        self._waiting.add(claim)
         self._feed()
 
     def _feed(self) -> None:
-        for child in self._children:
-            if not self._waiting or self._lifeline.remaining_s <= 0:
-                return  # not heard for too long: others may have it by now
-            if child.ready and child.running is None and not child.leaving:
-                claim = self._waiting.pop(0)
-                child.running = key_of(claim)
-                child.since = time.monotonic()
-                try:
-                    child.channel.send(messages.RUN, claim=claim_to_json(claim))
-                except OSError:  # dead, or deaf: noticed when its socket is read
-                    child.verdict = Outcome(UNSTARTED, "its process did not take it")
-                    _kill_group(child.process)
+        """Hand out what waits; to children that are busy only where partitions take less than handing them out does."""
+        for depth in range(self._waiting.depth):
+            for child in self._children:
+                if not self._waiting or self._lifeline.remaining_s <= 0:
+                    return  # not heard for too long: others may have it by now
+                if len(child.given) == depth and self._takes_more(child):
+                    claim = self._waiting.take()
+                    assert claim is not None
+                    self._give(child, claim)
+
+    def _takes_more(self, child: _ChildHandle) -> bool:
+        may_take = self._max_partitions is None or child.done + len(child.given) < self._max_partitions
+        return child.ready and not child.leaving and may_take
+
+    def _give(self, child: _ChildHandle, claim: Claim) -> None:
+        child.given[key_of(claim)] = time.monotonic()
+        try:
+            child.channel.send(messages.RUN, claim=claim_to_json(claim))
+        except OSError:  # dead, or deaf: noticed when its socket is read
+            child.kill(key_of(claim), Outcome(UNSTARTED, "its process did not take it"))
 
     def interrupt(self, key: ClaimKey) -> None:
-        if any(key_of(claim) == key for claim in self._waiting):
-            self._give_up_waiting(key)
+        if self._waiting.remove(key):
+            self._never_began(key)
             return
-        child = self._runner_of(key)
+        child = self._holder_of(key)
         if child is not None:
-            with contextlib.suppress(OSError):
-                child.channel.send(messages.STOP, step_execution_id=key[0], version=key[1])
+            self._tell(child, messages.STOP if child.running == key else messages.RETURN, key)
 
-    def _give_up_waiting(self, *keys: ClaimKey) -> None:
-        self._waiting = [claim for claim in self._waiting if key_of(claim) not in keys]
+    @staticmethod
+    def _tell(child: _ChildHandle, kind: str, key: ClaimKey) -> None:
+        with contextlib.suppress(OSError):
+            child.channel.send(kind, step_execution_id=key[0], version=key[1])
+
+    def _never_began(self, *keys: ClaimKey) -> None:
         self._finished += [Finished(key, Outcome(UNSTARTED, "it had not begun")) for key in keys]
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
-        child = self._runner_of(key)
-        if child is not None:
-            child.verdict = Outcome(kind, why)
-            _kill_group(child.process)
+        child = self._holder_of(key)
+        if child is None:
+            return
+        if child.running == key:
+            child.kill(key, Outcome(kind, why))
+        else:  # it runs another one; what it has begun meanwhile is killed when that is known
+            self._unwanted.add(key)
+            self._tell(child, messages.RETURN, key)
 
     def kill_all(self, why: str) -> bool:
         for child in list(self._children):
-            if child.running is not None or self._closing:
-                child.verdict = child.verdict or Outcome(INTERRUPTED, why)
+            if child.running is not None:
+                child.kill(child.running, Outcome(INTERRUPTED, why))
+            elif self._closing:
                 _kill_group(child.process)
         return True
 
     def withdraw(self) -> list[ClaimKey]:
-        waiting, self._waiting = self._waiting, []
-        return [key_of(claim) for claim in waiting]
+        for child in self._children:
+            for key in list(child.given)[1:]:  # reported as unstarted, unless it begins meanwhile
+                self._tell(child, messages.RETURN, key)
+        return self._waiting.withdraw()
+
+    def withdraw_overdue(self) -> list[ClaimKey]:
+        for child in self._children:
+            overdue = [key for key in list(child.given)[1:] if self._waiting.is_overdue(child.given[key])]
+            for key in overdue:
+                self._tell(child, messages.RETURN, key)
+                child.given[key] = time.monotonic()  # asked once
+                self._waiting.was_wrong()
+        return self._waiting.withdraw_overdue()
 
     def started(self, key: ClaimKey) -> float | None:
-        child = self._runner_of(key)
-        return None if child is None else child.since
+        child = self._holder_of(key)
+        return child.given[key] if child is not None and child.running == key else None
 
-    def _runner_of(self, key: ClaimKey) -> _ChildHandle | None:
-        return next((child for child in self._children if child.running == key), None)
+    def _holder_of(self, key: ClaimKey) -> _ChildHandle | None:
+        return next((child for child in self._children if key in child.given), None)
 
     # --- news --------------------------------------------------------------------------------------------------
 
@@ -228,16 +273,29 @@ class ProcessExecutor:
             elif message["kind"] == messages.UNUSABLE:
                 log.error("a child process cannot import the steps", reason=message["message"])
             elif message["kind"] == messages.DONE:
-                key = (message["step_execution_id"], message["version"])
-                if child.running == key:
-                    child.running = None
-                    child.done += 1
-                    self._finished.append(Finished(key, Outcome.from_json(message["outcome"])))
+                self._done(child, message)
                 if message["spent"]:
                     log.warning("a step closed or replaced the standard streams of its process", pid=child.process.pid)
                 if message["spent"] or (self._max_partitions is not None and child.done >= self._max_partitions):
                     child.leaving = True
+                if child.leaving and not child.given:
                     _kill_group(child.process)
+
+    def _done(self, child: _ChildHandle, message: JsonObject) -> None:
+        key = (message["step_execution_id"], message["version"])
+        if child.given.pop(key, None) is None:
+            return
+        self._unwanted.discard(key)
+        self._finished.append(Finished(key, Outcome.from_json(message["outcome"])))
+        if message["took_s"] is None:
+            return  # it had not begun, and another one still runs
+        child.done += 1
+        self._waiting.ran(message["took_s"])
+        begun = child.running
+        if begun is not None:
+            child.given[begun] = time.monotonic()
+            if begun in self._unwanted:
+                child.kill(begun, Outcome(LOST, "the claim was lost"))
 
     def _bury(self, child: _ChildHandle) -> None:
         """Its socket is closed: it is dead, or a step has closed what is ours; dead it will be."""
@@ -245,18 +303,21 @@ class ProcessExecutor:
         child.channel.close()
         code = _wait_briefly(child.process)
         _kill_group(child.process)  # also what the step itself has started
-        if child.running is not None:
-            self._finished.append(Finished(child.running, child.verdict or _verdict(code)))
+        begun, *unbegun = child.given or (None,)
+        self._unwanted.difference_update(child.given)
+        self._never_began(*(key for key in unbegun if key is not None))  # it says when one ends, before the next begins
+        if begun is not None:
+            self._finished.append(Finished(begun, child.verdict_on(begun, code)))
         if code is None:
             code = child.process.wait()
-        if child.running is not None:
+        if begun is not None:
             log.warning("a child process died", pid=child.process.pid, how=_how_it_ended(code))
         elif not child.leaving and not self._closing:
             log.warning("an idle child process died", pid=child.process.pid, how=_how_it_ended(code))
         if not child.ready:  # it never came to life: do not spin
             self._deaths += 1
             if not any(other.ready for other in self._children):
-                self._give_up_waiting(*map(key_of, self._waiting))
+                self._never_began(*self._waiting.withdraw())
             wait = _RESPAWN_WAIT_S[min(self._deaths, len(_RESPAWN_WAIT_S) - 1)]
             self._respawn_at = time.monotonic() + wait
 

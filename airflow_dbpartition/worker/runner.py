@@ -7,7 +7,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -48,7 +48,7 @@ class Outcome:
     counters: Counters = field(default_factory=Counters)
 
     def to_json(self) -> JsonObject:
-        return {**asdict(self)}
+        return {**vars(self), "counters": vars(self.counters)}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> Outcome:

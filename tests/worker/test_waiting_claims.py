@@ -72,6 +72,26 @@ def test_what_waits_when_the_database_is_lost_does_not_begin(postgres_fleet: Fle
     assert len([node_id for node_id in begun if node_id != new_life.node_id]) == 1
 
 
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_what_waits_behind_partitions_that_take_longer_than_those_before_is_given_back(
+    postgres_fleet: Fleet, executor: str
+) -> None:
+    postgres_fleet.start("first", executor=executor, concurrency=2)
+    assert postgres_fleet.submit(60).ends() == "COMPLETED"
+    before = len(postgres_fleet.notes("begun"))
+    job, gate = postgres_fleet.gated(6, polite=False)
+    job.wait_for_counts(CLAIMED=6)
+    job.wait_for_counts(CLAIMED=2, PENDING=4)
+    assert job.events() == ["released"] * 4
+    postgres_fleet.start("second", executor=executor, concurrency=4)
+    postgres_fleet.wait_for_note("begun", times=before + 6)
+    gate.touch()
+
+    assert job.ends() == "COMPLETED"
+    assert len(begun_by(postgres_fleet, "second")) == 4
+    assert [row.attempt for row in job.partitions().values()] == [1] * 6
+
+
 @pytest.fixture
 def changing(tmp_path: Path) -> Path:
     """A module of steps that a deployment breaks."""
