@@ -22,12 +22,16 @@ from airflow_dbpartition.domain import (
 )
 from airflow_dbpartition.errors import (
     ConfigurationError,
+    InvalidPartitionError,
     JobAbandonedError,
+    JobAlreadyCompleteError,
     JobExecutionRunningError,
     NoLiveNodesError,
     UnknownStepError,
 )
-from airflow_dbpartition.partitioners import PartitionerEnvironment, StandaloneEnvironment, collect_partitions
+from airflow_dbpartition.partitioners import PartitionerEnvironment, StandaloneEnvironment
+from airflow_dbpartition.partitioners.collecting import checked_partitions, partitioner_name
+from airflow_dbpartition.partitioners.spooling import PartitionSpool
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository, Launched, NewExecution
 from airflow_dbpartition.schema import STEP_NAME_LENGTH
@@ -135,7 +139,8 @@ class Launcher:
         latest = self._repository.reading.latest(job.identity.job_name, job.identity.job_key)
         if latest is None:
             return self._plan(job, generation=1)
-        if latest.status is ExecutionStatus.STOPPING:
+        was_stopping = latest.status is ExecutionStatus.STOPPING
+        if was_stopping:
             latest = self._wait_until_stopped(latest)
         if latest.status.is_active:
             self._log(f"attached to job execution {latest.job_execution_id}, which is {latest.status}")
@@ -145,10 +150,10 @@ class Launcher:
             if status in (ExecutionStatus.STOPPING, ExecutionStatus.STOPPED):  # the old try's stop was faster
                 return self.launch(job, intent)
             return Launched(latest.job_execution_id, status, created=False)
-        again = intent is Intent.RERUN or (
-            intent is Intent.CLEARED and latest.status in (ExecutionStatus.COMPLETED, ExecutionStatus.ABANDONED)
-        )
-        if again:
+        ended = {ExecutionStatus.ABANDONED}
+        if not was_stopping:  # what has completed in spite of a stop was still being worked on when it was cleared
+            ended.add(ExecutionStatus.COMPLETED)
+        if intent is Intent.RERUN or (intent is Intent.CLEARED and latest.status in ended):
             return self._plan(job, generation=latest.generation + 1)
         if latest.status is ExecutionStatus.COMPLETED:
             self._log(f"job execution {latest.job_execution_id} has completed this job already")
@@ -158,7 +163,7 @@ class Launcher:
                 f"job execution {latest.job_execution_id} was abandoned: it is not restarted by itself; "
                 "clear the task to do all of it again"
             )
-        return self.restart(
+        return self.restart_unless_completed(
             latest.job_execution_id,
             owner_token=job.owner_token,
             manager=job.manager,
@@ -208,42 +213,58 @@ class Launcher:
         self._log(f"job execution {execution.job_execution_id} {verb} {launched.job_execution_id}{plan}")
         return launched
 
+    def restart_unless_completed(self, job_execution_id: int, **options: Any) -> Launched:
+        """As `restart`; but what has completed by then, in spite of a stop or by another restart, is as good."""
+        try:
+            return self.restart(job_execution_id, **options)
+        except JobAlreadyCompleteError:
+            latest = self._repository.reading.latest_of_instance(job_execution_id)
+            self._log(f"job execution {latest.job_execution_id} has completed meanwhile")
+            return Launched(latest.job_execution_id, latest.status, created=False)
+
     def _plan(self, job: Job, *, generation: int) -> Launched:
         nodes = self._live_nodes(job)
         grid_size = max(len(nodes), job.min_nodes) * job.partitions_per_node
-        partitions = heaviest_first(
-            collect_partitions(
+        with PartitionSpool(
+            checked_partitions(
                 job.partitioner,
                 grid_size=grid_size,
                 environment=self._environment,
                 default_transferable=job.settings.transferable,
                 context_limit_bytes=job.context_limit_bytes,
             )
-        )
-        placement = assignment.apply(job.strategy, partitions, nodes)
-        settings = JobSettings.from_json({**job.settings.to_json(), "assignment": assignment.to_json(job.strategy)})
-        launched = self._repository.executions.submit(
-            NewExecution(
-                identity=job.identity,
-                step_name=job.step_name,
-                generation=generation,
-                node_group=job.node_group,
-                settings=settings,
-                manager=job.manager,
-                owner_token=job.owner_token,
-                priority=job.priority,
-                timeout_s=job.timeout_s,
-                run_partition_key=job.run_partition_key,
-            ),
-            partitions,
-            placement,
-        )
+        ) as spool:
+            partition_count = len(spool)
+            try:
+                launched = self._submit(job, generation, spool, nodes)
+            except InvalidPartitionError as error:  # found by the database, which does not know whom to name
+                raise InvalidPartitionError(f"{partitioner_name(job.partitioner)}: {error}") from None
         if launched.created:
             self._log(
-                f"job execution {launched.job_execution_id}: {len(partitions)} partitions for {len(nodes)} live nodes "
+                f"job execution {launched.job_execution_id}: {partition_count} partitions for {len(nodes)} live nodes "
                 f"of group {job.node_group!r} (grid size {grid_size}, generation {generation})"
             )
         return launched
+
+    def _submit(self, job: Job, generation: int, spool: PartitionSpool, nodes: list[NodeView]) -> Launched:
+        settings = JobSettings.from_json({**job.settings.to_json(), "assignment": assignment.to_json(job.strategy)})
+        new = NewExecution(
+            identity=job.identity,
+            step_name=job.step_name,
+            generation=generation,
+            node_group=job.node_group,
+            settings=settings,
+            manager=job.manager,
+            owner_token=job.owner_token,
+            priority=job.priority,
+            timeout_s=job.timeout_s,
+            run_partition_key=job.run_partition_key,
+        )
+        turns = assignment.turns(job.strategy, nodes) if spool.is_uniform else None
+        if turns is not None:
+            return self._repository.executions.submit(new, spool, turns)
+        partitions = heaviest_first(spool)  # in memory, since they are to be compared with each other
+        return self._repository.executions.submit(new, partitions, assignment.apply(job.strategy, partitions, nodes))
 
     def _live_nodes(self, job: Job) -> list[NodeView]:
         within_s = self._timings.unreachable_after_s

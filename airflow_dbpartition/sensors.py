@@ -290,7 +290,7 @@ class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
         retries = self.retries or 0
         cleared = was_cleared(execution.manager, ti, retries=retries)
         timeout_s = execution.manager.get("timeout_s")
-        launched = Launcher(repository, timings=address.timings, log=self.log.info).restart(
+        launched = Launcher(repository, timings=address.timings, log=self.log.info).restart_unless_completed(
             execution.job_execution_id,
             owner_token=owner_token(ti),
             manager={**describe(ti, retries=retries), "timeout_s": timeout_s},

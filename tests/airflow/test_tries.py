@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import (
 
 from airflow_dbpartition.domain import JobExecution
 from airflow_dbpartition.errors import OwnershipLostError
+from airflow_dbpartition.launching import Launcher
 from airflow_dbpartition.operators import PartitionedStepOperator
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.sensors import PartitionCompletionSensor
@@ -606,6 +607,79 @@ def test_a_clear_waits_until_a_stop_is_carried_out_and_restarts(connected: JobRe
     first, second = all_executions(connected)
     assert (first.status.value, second.status.value) == ("STOPPED", "STARTING")
     assert (first.generation, second.generation) == (1, 1)
+    assert statuses(connected, second.job_execution_id) == {"PENDING": 2}
+
+
+@pytest.mark.parametrize("kind", ["operator", "sensor"])
+def test_a_clear_takes_what_has_completed_in_spite_of_a_stop(connected: JobRepository, kind: str) -> None:
+    add_node(connected)
+    this = Try()
+    launched = execute(operator(), this)
+    taken = claim(connected, limit=2)
+    connected.executions.stop(launched, reason="the task was killed")
+    made: Any = waiting()
+    if kind == "sensor":
+        made, this = sensor(launched), this.of("wait")
+
+    def finish() -> None:
+        for one in taken:
+            complete(connected, one)
+
+    with meanwhile(finish):
+        summary = execute(made, this.cleared())
+    assert (summary["job_execution_id"], summary["partitions"]["completed"]) == (launched, 2)
+    assert len(all_executions(connected)) == 1
+
+
+def test_a_sensor_takes_what_somebody_else_has_restarted_and_completed(
+    connected: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_node(connected)
+    this = Try()
+    launched = execute(operator(), this)
+    fail_all(connected, launched)
+    restart = Launcher.restart
+
+    def restart_too_late(launcher: Launcher, job_execution_id: int, **options: Any) -> Any:
+        finish_all(connected, restart(launcher, job_execution_id).job_execution_id)
+        return restart(launcher, job_execution_id, **options)
+
+    monkeypatch.setattr(Launcher, "restart", restart_too_late)
+    summary = execute(sensor(launched), this.of("wait").cleared())
+    assert summary["partitions"]["completed"] == 2
+    assert len(all_executions(connected)) == 2
+
+
+@pytest.mark.parametrize("taken", [0, 2], ids=["pending", "claimed"])
+@pytest.mark.parametrize("kind", ["operator", "sensor"])
+def test_a_cleared_try_restarts_what_the_old_one_stopped_between_its_look_and_its_attaching(
+    connected: JobRepository, monkeypatch: pytest.MonkeyPatch, kind: str, taken: int
+) -> None:
+    add_node(connected)
+    this = Try()
+    launched = execute(operator(), this)
+    claims = claim(connected, limit=taken) if taken else []
+    made: Any = operator()
+    if kind == "sensor":
+        made, this = sensor(launched, deferrable=True), this.of("wait")
+    kind_of_executions: Any = type(connected.executions)
+    attach = kind_of_executions.attach
+
+    def attach_too_late(executions: Any, job_execution_id: int, **options: Any) -> Any:
+        monkeypatch.setattr(kind_of_executions, "attach", attach)
+        connected.executions.stop(job_execution_id, reason="the old try was killed")
+        return attach(executions, job_execution_id, **options)
+
+    def let_go() -> None:
+        for one in claims:
+            connected.settlements.stop(one)
+
+    monkeypatch.setattr(kind_of_executions, "attach", attach_too_late)
+    is_told = when(lambda: latest(connected).status.value == "STOPPING" or not claims, let_go)
+    with meanwhile(is_told), contextlib.suppress(TaskDeferred):
+        execute(made, this.cleared())
+    first, second = all_executions(connected)
+    assert (first.status.value, second.status.value) == ("STOPPED", "STARTING")
     assert statuses(connected, second.job_execution_id) == {"PENDING": 2}
 
 
