@@ -33,6 +33,10 @@ class _Strategy:
     def settings(self) -> JsonObject:
         return {}
 
+    def turns(self, nodes: Sequence[NodeView]) -> Sequence[str] | None:  # noqa: ARG002
+        """The nodes to whom partitions of one weight are dealt in turn; empty = nobody's; None = `assign` must tell."""
+        return None
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
@@ -47,6 +51,9 @@ class RoundRobin(_Strategy):
     """Deal the partitions to the nodes in turn; where weights differ, the next heaviest to the lightest hand so far."""
 
     name = "round_robin"
+
+    def turns(self, nodes: Sequence[NodeView]) -> Sequence[str]:
+        return [node.node_id for node in nodes]
 
     def assign(self, partitions: Sequence[Partition], nodes: Sequence[NodeView]) -> dict[str, str | None]:
         return _deal(partitions, [_Hand(node.node_id) for node in nodes])
@@ -83,9 +90,14 @@ class FixedNodeCount(_Strategy):
     def settings(self) -> JsonObject:
         return {"n": self.count()}
 
+    def turns(self, nodes: Sequence[NodeView]) -> Sequence[str]:
+        return RoundRobin().turns(self._chosen(nodes))
+
     def assign(self, partitions: Sequence[Partition], nodes: Sequence[NodeView]) -> dict[str, str | None]:
-        chosen = heapq.nsmallest(self.count(), nodes, key=lambda node: node.current_load / max(1, node.capacity))
-        return RoundRobin().assign(partitions, chosen)
+        return RoundRobin().assign(partitions, self._chosen(nodes))
+
+    def _chosen(self, nodes: Sequence[NodeView]) -> list[NodeView]:
+        return heapq.nsmallest(self.count(), nodes, key=lambda node: node.current_load / max(1, node.capacity))
 
 
 class LeastLoaded(_Strategy):
@@ -110,6 +122,9 @@ class Unassigned(_Strategy):
     """Leave every partition to whichever node asks first."""
 
     name = "unassigned"
+
+    def turns(self, nodes: Sequence[NodeView]) -> Sequence[str]:  # noqa: ARG002
+        return []
 
     def assign(self, partitions: Sequence[Partition], nodes: Sequence[NodeView]) -> dict[str, str | None]:  # noqa: ARG002
         return {partition.key: None for partition in partitions}
@@ -162,6 +177,17 @@ def _deal(partitions: Sequence[Partition], hands: Sequence[_Hand]) -> dict[str, 
         heapq.heapreplace(heap, hand)
         dealt[partition.key] = hand.node_id
     return {partition.key: dealt[partition.key] for partition in partitions}
+
+
+def turns(strategy: AssignmentStrategy, nodes: Sequence[NodeView]) -> Sequence[str] | None:
+    """Whom partitions that all weigh the same are dealt to in turn, as `apply` would, without having them all.
+
+    Returns:
+        Node ids; none = nobody's; None where the strategy has to be asked.
+    """
+    if not nodes:
+        return []
+    return strategy.turns(nodes) if isinstance(strategy, _Strategy) else None
 
 
 def apply(

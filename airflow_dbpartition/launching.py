@@ -22,13 +22,16 @@ from airflow_dbpartition.domain import (
 )
 from airflow_dbpartition.errors import (
     ConfigurationError,
+    InvalidPartitionError,
     JobAbandonedError,
     JobAlreadyCompleteError,
     JobExecutionRunningError,
     NoLiveNodesError,
     UnknownStepError,
 )
-from airflow_dbpartition.partitioners import PartitionerEnvironment, StandaloneEnvironment, collect_partitions
+from airflow_dbpartition.partitioners import PartitionerEnvironment, StandaloneEnvironment
+from airflow_dbpartition.partitioners.collecting import checked_partitions, partitioner_name
+from airflow_dbpartition.partitioners.spooling import PartitionSpool
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository, Launched, NewExecution
 from airflow_dbpartition.schema import STEP_NAME_LENGTH
@@ -222,39 +225,46 @@ class Launcher:
     def _plan(self, job: Job, *, generation: int) -> Launched:
         nodes = self._live_nodes(job)
         grid_size = max(len(nodes), job.min_nodes) * job.partitions_per_node
-        partitions = heaviest_first(
-            collect_partitions(
+        with PartitionSpool(
+            checked_partitions(
                 job.partitioner,
                 grid_size=grid_size,
                 environment=self._environment,
                 default_transferable=job.settings.transferable,
                 context_limit_bytes=job.context_limit_bytes,
             )
-        )
-        placement = assignment.apply(job.strategy, partitions, nodes)
-        settings = JobSettings.from_json({**job.settings.to_json(), "assignment": assignment.to_json(job.strategy)})
-        launched = self._repository.executions.submit(
-            NewExecution(
-                identity=job.identity,
-                step_name=job.step_name,
-                generation=generation,
-                node_group=job.node_group,
-                settings=settings,
-                manager=job.manager,
-                owner_token=job.owner_token,
-                priority=job.priority,
-                timeout_s=job.timeout_s,
-                run_partition_key=job.run_partition_key,
-            ),
-            partitions,
-            placement,
-        )
+        ) as spool:
+            partition_count = len(spool)
+            try:
+                launched = self._submit(job, generation, spool, nodes)
+            except InvalidPartitionError as error:  # found by the database, which does not know whom to name
+                raise InvalidPartitionError(f"{partitioner_name(job.partitioner)}: {error}") from None
         if launched.created:
             self._log(
-                f"job execution {launched.job_execution_id}: {len(partitions)} partitions for {len(nodes)} live nodes "
+                f"job execution {launched.job_execution_id}: {partition_count} partitions for {len(nodes)} live nodes "
                 f"of group {job.node_group!r} (grid size {grid_size}, generation {generation})"
             )
         return launched
+
+    def _submit(self, job: Job, generation: int, spool: PartitionSpool, nodes: list[NodeView]) -> Launched:
+        settings = JobSettings.from_json({**job.settings.to_json(), "assignment": assignment.to_json(job.strategy)})
+        new = NewExecution(
+            identity=job.identity,
+            step_name=job.step_name,
+            generation=generation,
+            node_group=job.node_group,
+            settings=settings,
+            manager=job.manager,
+            owner_token=job.owner_token,
+            priority=job.priority,
+            timeout_s=job.timeout_s,
+            run_partition_key=job.run_partition_key,
+        )
+        turns = assignment.turns(job.strategy, nodes) if spool.is_uniform else None
+        if turns is not None:
+            return self._repository.executions.submit(new, spool, turns)
+        partitions = heaviest_first(spool)  # in memory, since they are to be compared with each other
+        return self._repository.executions.submit(new, partitions, assignment.apply(job.strategy, partitions, nodes))
 
     def _live_nodes(self, job: Job) -> list[NodeView]:
         within_s = self._timings.unreachable_after_s

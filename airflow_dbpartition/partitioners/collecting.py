@@ -58,10 +58,47 @@ def collect_partitions(
     default_transferable: object = TransferPolicy.UNTIL_STARTED,
     context_limit_bytes: int = DEFAULT_CONTEXT_LIMIT_BYTES,
 ) -> list[Partition]:
-    """Ask once, in one pass, for all partitions, ready to be stored.
+    """All of `checked_partitions`, whose keys are unique.
 
-    A plain mapping in the result is an execution context; its key is `partition{i}`, by its position. In what is
-    returned every context is plain JSON, every weight a float and every `transferable` a TransferPolicy.
+    Raises:
+        ConfigurationError, InvalidPartitionError: as `checked_partitions`; and where a key comes more than once.
+    """
+    collected: dict[str, Partition] = {}
+    for partition in checked_partitions(
+        partitioner,
+        grid_size=grid_size,
+        environment=environment,
+        default_transferable=default_transferable,
+        context_limit_bytes=context_limit_bytes,
+    ):
+        if partition.key in collected:
+            raise InvalidPartitionError(
+                f"{partitioner_name(partitioner)}: partition key {partition.key!r} comes more than once; "
+                "keys must be unique"
+            )
+        collected[partition.key] = partition
+    return list(collected.values())
+
+
+def partitioner_name(source: object) -> str:
+    """How errors call a partitioner."""
+    asked = as_partitioner(source)
+    return asked.name if isinstance(asked, FunctionPartitioner) else type(asked).__name__
+
+
+def checked_partitions(
+    partitioner: object,
+    *,
+    grid_size: int,
+    environment: PartitionerEnvironment | None = None,
+    default_transferable: object = TransferPolicy.UNTIL_STARTED,
+    context_limit_bytes: int = DEFAULT_CONTEXT_LIMIT_BYTES,
+) -> Generator[Partition, None, None]:
+    """Ask once, in one pass, for all partitions, and yield each as soon as it is known, ready to be stored.
+
+    Whether keys are unique is left to whoever keeps them. A plain mapping in the result is an execution context; its
+    key is `partition{i}`, by its position. In what is yielded every context is plain JSON, every weight a float and
+    every `transferable` a TransferPolicy.
 
     Args:
         partitioner: what PartitionSource says.
@@ -78,21 +115,14 @@ def collect_partitions(
     whole_number("grid_size", grid_size, least=1, owner="collect_partitions")
     default = TransferPolicy.parse(default_transferable)
     asked = as_partitioner(partitioner)
-    name = asked.name if isinstance(asked, FunctionPartitioner) else type(asked).__name__
+    name = partitioner_name(asked)
     bind = getattr(asked, "bind", None)
     if environment is not None and callable(bind):
         bind(environment)
     check = _Check(name, default, context_limit_bytes)
-    collected: dict[str, Partition] = {}
     with closing(_results(asked, grid_size, name)) as results:
         for position, item in enumerate(results):
-            partition = check.partition(item, position)
-            if partition.key in collected:
-                raise InvalidPartitionError(
-                    f"{name}: partition key {partition.key!r} comes more than once; keys must be unique"
-                )
-            collected[partition.key] = partition
-    return list(collected.values())
+            yield check.partition(item, position)
 
 
 def _results(partitioner: Partitioner, grid_size: int, name: str) -> Generator[object, None, None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Insert, column, func, insert, literal, select, update
 from sqlalchemy.engine import Connection, CursorResult, Row
+from sqlalchemy.exc import IntegrityError
 
 from airflow_dbpartition.dialects import db_later, db_now
 from airflow_dbpartition.domain import (
@@ -25,6 +27,7 @@ from airflow_dbpartition.domain import (
     Transitions,
 )
 from airflow_dbpartition.errors import (
+    InvalidPartitionError,
     JobAbandonedError,
     JobAlreadyCompleteError,
     JobExecutionNotFoundError,
@@ -45,6 +48,7 @@ NAMED_FAILURES = 10
 STOP_PAYLOAD = "stop"
 
 Placement = Mapping[str, "str | None"]
+InTurn = Sequence[str]  # node ids to whom partitions are dealt in their order; none = anybody's
 Place = Callable[[Sequence[Partition]], Placement]
 
 
@@ -100,6 +104,20 @@ def _row_of(partition: Partition, node_id: str | None, default: TransferPolicy) 
     }
 
 
+def _node_of(placement: Placement | InTurn, position: int, key: str) -> str | None:
+    if isinstance(placement, Mapping):
+        return placement.get(key)
+    return placement[position % len(placement)] if placement else None
+
+
+def _refuse_repeated_keys(partitions: Collection[Partition]) -> None:
+    seen: set[str] = set()
+    for partition in partitions:
+        if partition.key in seen:
+            raise InvalidPartitionError(f"partition key {partition.key!r} comes more than once; keys must be unique")
+        seen.add(partition.key)
+
+
 class Executions:
     """The life of a job execution."""
 
@@ -109,11 +127,18 @@ class Executions:
 
     # --- beginning ---------------------------------------------------------------------------------------------
 
-    def submit(self, new: NewExecution, partitions: Sequence[Partition], placement: Placement) -> Launched:
+    def submit(self, new: NewExecution, partitions: Collection[Partition], placement: Placement | InTurn) -> Launched:
         """Write instance, execution and all partitions in one transaction; or attach to what is already there.
 
         Submitting is idempotent: whoever comes second, and whoever repeats a submit whose answer was lost, gets the
         execution of the first. An instance that has an execution never gets a second one here (see `restart`).
+
+        Args:
+            partitions: read once for each try of the transaction, some thousands at a time.
+            placement: the node of each key (None, or left out = anybody's), or whom all are dealt to in turn.
+
+        Raises:
+            InvalidPartitionError: a key comes more than once; nothing was written.
         """
 
         def work(connection: Connection) -> Launched:
@@ -124,9 +149,9 @@ class Executions:
             execution_id = self._insert_execution(connection, new, instance_id, len(partitions))
             self._insert_partitions(connection, new, instance_id, execution_id, partitions, placement)
             notify(connection, WORK_CHANNEL, new.node_group[:100])
-            if not partitions:
+            if len(partitions) == 0:
                 notify(connection, DONE_CHANNEL, str(execution_id))
-            status = ExecutionStatus.STARTING if partitions else ExecutionStatus.COMPLETED
+            status = ExecutionStatus.STARTING if len(partitions) else ExecutionStatus.COMPLETED
             return Launched(execution_id, status, created=True)
 
         return self._transactions.run(work, conflicts=True)
@@ -417,8 +442,8 @@ class Executions:
         new: NewExecution,
         job_instance_id: int,
         job_execution_id: int,
-        partitions: Sequence[Partition],
-        placement: Placement,
+        partitions: Collection[Partition],
+        placement: Placement | InTurn,
     ) -> None:
         of_all = {
             "job_execution_id": job_execution_id,
@@ -435,15 +460,19 @@ class Executions:
             "last_updated": db_now(),
         }
         default = TransferPolicy.parse(new.settings.transferable)
-        for start in range(0, len(partitions), INSERT_BATCH_ROWS):
-            rows = [
-                _row_of(partition, placement.get(partition.key), default)
-                for partition in partitions[start : start + INSERT_BATCH_ROWS]
-            ]
-            if connection.dialect.name == "postgresql":
-                connection.execute(self._insert_at_once(of_all, rows))
-            else:
-                connection.execute(insert(self._tables.partitions).values(of_all), rows)
+        rows = (
+            _row_of(partition, _node_of(placement, position, partition.key), default)
+            for position, partition in enumerate(partitions)
+        )
+        while batch := list(islice(rows, INSERT_BATCH_ROWS)):
+            try:
+                if connection.dialect.name == "postgresql":
+                    connection.execute(self._insert_at_once(of_all, batch))
+                else:
+                    connection.execute(insert(self._tables.partitions).values(of_all), batch)
+            except IntegrityError:
+                _refuse_repeated_keys(partitions)
+                raise
 
     def _insert_at_once(self, of_all: Mapping[str, Any], rows: list[dict[str, Any]]) -> Insert:
         """All rows as one parameter: as fast as COPY (see benchmarks/plan.py), and a statement like any other."""

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import func, select
 
 from airflow_dbpartition.domain import ExecutionStatus, JobIdentity, JobSettings, Partition
-from airflow_dbpartition.errors import DatabaseError, DbPartitionError, OwnershipLostError
-from airflow_dbpartition.repository import JobRepository
+from airflow_dbpartition.errors import DatabaseError, InvalidPartitionError, OwnershipLostError
+from airflow_dbpartition.repository import JobRepository, NewExecution
+from airflow_dbpartition.repository.executions import INSERT_BATCH_ROWS
 from tests.scenarios import add_node, claim, column, finish_all, partition, plan, submit
 
 
@@ -74,10 +75,18 @@ def test_a_plan_that_breaks_off_in_the_middle_leaves_nothing(repository: JobRepo
     assert count_rows(repository) == [0, 0, 0]
 
 
-def test_a_plan_with_a_duplicate_key_leaves_nothing(repository: JobRepository) -> None:
-    with pytest.raises(DbPartitionError):
+def test_a_plan_with_a_duplicate_key_names_it_and_leaves_nothing(repository: JobRepository) -> None:
+    with pytest.raises(InvalidPartitionError, match="partition key 'p7' comes more than once"):
         submit(repository, [*plan(2500), Partition("p7")], to={})
     assert count_rows(repository) == [0, 0, 0]
+
+
+def test_partitions_are_dealt_in_turn_where_only_nodes_are_named(repository: JobRepository) -> None:
+    new = NewExecution(identity=JobIdentity("job", {}), step_name="step")
+    many = 2 * INSERT_BATCH_ROWS + 3
+    job = repository.executions.submit(new, plan(many), ["a", "b", "c"]).job_execution_id
+    owners = dict(zip(column(repository, job, "partition_key"), column(repository, job, "assigned_node"), strict=True))
+    assert owners == {f"p{number}": "abc"[number % 3] for number in range(many)}
 
 
 def test_a_second_submit_attaches_to_the_first_execution(repository: JobRepository) -> None:

@@ -21,6 +21,7 @@ from airflow_dbpartition.assignment import (
     heaviest_first,
     parse_assignment,
     to_json,
+    turns,
 )
 from airflow_dbpartition.domain import NodeStatus, NodeView, Partition
 from airflow_dbpartition.errors import ConfigurationError
@@ -211,3 +212,26 @@ def test_a_large_plan_is_dealt_fast() -> None:
     partitions = weighted(*[index % 97 for index in range(50_000)])
     nodes = [node(f"n{index}", capacity=index % 5 + 1) for index in range(200)]
     assert set(apply(LeastLoaded(), partitions, nodes).values()) == {item.node_id for item in nodes}
+
+
+@given(st.integers(1, 30), st.integers(1, 7), st.floats(0, 10))
+def test_partitions_of_one_weight_are_dealt_in_turn_as_the_strategy_itself_would(
+    partitions: int, nodes: int, weight: float
+) -> None:
+    plan = weighted(*[weight] * partitions)
+    fleet = [node(f"n{number}", load=number % 3) for number in range(nodes)]
+    for strategy in (RoundRobin(), FixedNodeCount(2), Unassigned()):
+        in_turn = turns(strategy, fleet)
+        assert in_turn is not None
+        dealt = {one.key: in_turn[index % len(in_turn)] if in_turn else None for index, one in enumerate(plan)}
+        assert dealt == apply(strategy, plan, fleet)
+
+
+def test_a_strategy_that_looks_at_the_partitions_is_asked() -> None:
+    class Custom:
+        def assign(self, partitions: Sequence[Partition], nodes: Sequence[NodeView]) -> dict[str, str | None]:
+            return {partition.key: nodes[0].node_id for partition in partitions}
+
+    assert turns(Custom(), [node("a")]) is None
+    assert turns(LeastLoaded(), [node("a")]) is None
+    assert turns(LeastLoaded(), []) == []

@@ -1,0 +1,68 @@
+"""A plan's partitions in a temporary file: a plan of millions is never held in memory as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+
+from airflow_dbpartition.domain import Partition, TransferPolicy
+from airflow_dbpartition.storable import dump_json
+
+IN_MEMORY_BYTES = 8 * 1024 * 1024
+
+
+class PartitionSpool(Collection[Partition]):
+    """Partitions that can be counted and read again, in their order, one reader at a time.
+
+    The partitioner is asked before anything is written: what it does may take long, and no transaction waits for it.
+
+    Args:
+        partitions: as `checked_partitions` yields them.
+    """
+
+    def __init__(self, partitions: Iterable[Partition]) -> None:
+        self._file = SpooledTemporaryFile(  # noqa: SIM115  # closed by `close`
+            max_size=IN_MEMORY_BYTES, mode="w+", encoding="utf-8", newline="\n"
+        )
+        self._count = 0
+        self._weights: set[float] = set()  # the first two that differ
+        try:
+            for partition in partitions:
+                policy = TransferPolicy.parse(partition.transferable).value
+                self._file.write(dump_json([partition.key, partition.context, partition.weight, policy]) + "\n")
+                self._count += 1
+                if len(self._weights) < 2:
+                    self._weights.add(partition.weight)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all weigh the same."""
+        return len(self._weights) < 2
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Partition]:
+        self._file.seek(0)
+        for line in self._file:
+            key, context, weight, policy = json.loads(line)
+            yield Partition(key, context, weight, TransferPolicy(policy))
+
+    def __contains__(self, partition: object) -> bool:
+        return any(one == partition for one in self)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> PartitionSpool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
