@@ -27,8 +27,21 @@ def remember(context: Context, state: JsonObject) -> None:
         return
     try:
         store.set(STATE_KEY, state)
-    except Exception as error:  # noqa: BLE001 - for show only: it must not fail the task
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not fail the task
         log.warning("the task's state was not stored in Airflow: %s", error)
+
+
+def recalled(context: Context) -> Mapping[str, Any]:
+    """What this task, in this try or an earlier one, has kept with `remember`; empty where that cannot be told."""
+    store: Any = context.get("task_state_store")
+    if store is None:
+        return {}
+    try:
+        state = store.get(STATE_KEY)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.warning("the task's state was not read from Airflow: %s", error)
+        return {}
+    return state if isinstance(state, Mapping) else {}
 
 
 def report(context: Context, summary: Mapping[str, Any], *, outlets: Any = ()) -> None:

@@ -18,10 +18,11 @@ from airflow.sdk.exceptions import (
 )
 
 from airflow_dbpartition import templated
-from airflow_dbpartition.errors import DatabaseError
+from airflow_dbpartition.errors import DatabaseError, JobExecutionNotFoundError, OwnershipLostError
 from airflow_dbpartition.hooks import DEFAULT_CONN_ID, opened
 from airflow_dbpartition.live_nodes import LiveNodesSensor
 from airflow_dbpartition.ownership import describe, owner_token, same_run, was_cleared
+from airflow_dbpartition.reporting import recalled
 from airflow_dbpartition.repository_task import JOB_READERS, SHORTEST_PAUSE_S, JobTask
 from airflow_dbpartition.task_outcome import airflow_errors
 from airflow_dbpartition.task_wait import TaskWait
@@ -217,6 +218,8 @@ class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
             return None
         self._owns = same_run(execution.manager, ti)
         job_execution_id = execution.job_execution_id
+        if ti.try_number > 1:
+            self._leave_another(repository, context, execution)
         if self._owns and self._is_to_restart(execution, ti):
             job_execution_id = self._restart(repository, address, execution, ti)
         elif self._owns and execution.status.is_active:
@@ -272,6 +275,30 @@ class PartitionCompletionSensor(TaskWait, JobTask, BaseSensorOperator):
 
     def _never_launched(self) -> NoReturn:
         self._time_is_up(f"timed out after {self.timeout:g} s: {self._described()} was never launched")
+
+    def _leave_another(self, repository: JobRepository, context: Context, execution: JobExecution) -> None:
+        """Stop what an earlier try has waited for if it is another job now, and nobody else has taken it over.
+
+        Such is a mapped sensor whose index has another input after a clear. Airflow does not tell the earlier try where
+        the sensor was to be rescheduled, and tells its trigger too late where this try has deferred meanwhile.
+        """
+        before = recalled(context)
+        job_execution_id, token = before.get("job_execution_id"), before.get("owner_token")
+        if not isinstance(job_execution_id, int) or not isinstance(token, str):
+            return
+        try:
+            left = repository.reading.latest_of_instance(job_execution_id)
+            if left.job_instance_id == execution.job_instance_id or not left.status.is_active:
+                return
+            reason = f"its sensor waits for job execution {execution.job_execution_id} now"
+            status = repository.executions.stop(left.job_execution_id, owner_token=token, reason=reason)
+            self.log.info("job execution %d is %s: %s", left.job_execution_id, status, reason)
+        except (JobExecutionNotFoundError, OwnershipLostError) as error:
+            self.log.info("%s", error)
+
+    def _for_the_next_try(self, context: Context) -> JsonObject:
+        token = self._token(context)
+        return {} if token is None else {"owner_token": token}
 
     def _is_to_restart(self, execution: JobExecution, ti: Any) -> bool:
         """A later try of this sensor, which has not restarted or awaited this very execution yet."""

@@ -118,7 +118,11 @@ class TaskWait(Interruptible, NamesItsJob, RepositoryTask):
         if push is not None:  # Airflow itself pushes links only when a task ends or defers
             push(key=self.operator_extra_links[0].xcom_key, value=self.partitions_link)
         self._job_facts = {"job_execution_id": job_execution_id, **state}
-        remember(context, self._job_facts)
+        remember(context, {**self._job_facts, **self._for_the_next_try(context)})
+
+    def _for_the_next_try(self, context: Context) -> JsonObject:  # noqa: ARG002
+        """What is kept with the task beside the facts of its job."""
+        return {}
 
     def _report(self, context: Context, verdict: Verdict) -> None:
         """Tell Airflow how the execution has ended, if it has."""

@@ -610,6 +610,83 @@ def test_a_clear_waits_until_a_stop_is_carried_out_and_restarts(connected: JobRe
     assert statuses(connected, second.job_execution_id) == {"PENDING": 2}
 
 
+class Store(dict[str, Any]):
+    """What Airflow keeps of a task over its tries."""
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+def look(made: PartitionCompletionSensor, this: Try, store: Any) -> None:
+    context: Any = {**this.context(), "task_state_store": store}
+    with pytest.raises((TaskDeferred, AirflowRescheduleException)):
+        made.execute(context)
+
+
+MODES: dict[str, dict[str, Any]] = {"deferred": {"deferrable": True}, "reschedule": {"mode": "reschedule"}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_sensor_that_is_cleared_and_has_another_input_stops_what_it_waited_for(
+    connected: JobRepository, mode: str
+) -> None:
+    add_node(connected)
+    old, new = (execute(operator(), Try(map_index=map_index)) for map_index in range(2))
+    this, store = Try(task_id="wait", map_index=0), Store()
+    look(sensor(old, **MODES[mode]), this, store)
+    look(sensor(new, **MODES[mode]), this.cleared(), store)
+
+    stopped, other = all_executions(connected)
+    assert (stopped.status.value, stopped.exit_message) == ("STOPPED", f"its sensor waits for job execution {new} now")
+    assert (other.status.value, other.owner_token) == ("STARTING", store["dbpartition"]["owner_token"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sensors_that_change_places_lose_nothing(connected: JobRepository, mode: str) -> None:
+    add_node(connected)
+    jobs = [execute(operator(), Try(map_index=map_index)) for map_index in range(2)]
+    tries = [Try(task_id="wait", map_index=map_index) for map_index in range(2)]
+    stores = [Store(), Store()]
+    for job, this, store in zip(jobs, tries, stores, strict=True):
+        look(sensor(job, **MODES[mode]), this, store)
+    for job, this, store in zip(reversed(jobs), tries, stores, strict=True):
+        look(sensor(job, **MODES[mode]), this.cleared(), store)
+
+    active = connected.reading.recent(limit=10, active=True)
+    assert {execution.job_name for execution in active} == {"dag.task"}
+    assert {execution.owner_token for execution in active} == {store["dbpartition"]["owner_token"] for store in stores}
+
+
+def test_a_sensor_elsewhere_stops_nothing_when_it_has_another_input(connected: JobRepository) -> None:
+    add_node(connected)
+    old, new = (execute(operator(), Try(map_index=map_index)) for map_index in range(2))
+    this, store = Try(run_id="another", task_id="wait"), Store()
+    look(sensor(old, deferrable=True), this, store)
+    look(sensor(new, deferrable=True), this.cleared(), store)
+    assert [execution.status.value for execution in all_executions(connected)] == ["STARTING", "STARTING"]
+
+
+@pytest.mark.parametrize(
+    "stored", [None, "words", {}, {"job_execution_id": "1", "owner_token": 2}, {"job_execution_id": 999}]
+)
+def test_a_store_that_says_nothing_of_use_changes_nothing(connected: JobRepository, stored: Any) -> None:
+    add_node(connected)
+    launched = execute(operator(), Try())
+    look(sensor(launched, deferrable=True), Try(task_id="wait").cleared(), Store(dbpartition=stored))
+    assert latest(connected).status.value == "STARTING"
+
+
+def test_a_store_that_cannot_be_read_does_not_fail_the_sensor(connected: JobRepository) -> None:
+    class Broken(Store):
+        def get(self, *_: Any) -> Any:
+            raise RuntimeError("away")
+
+    add_node(connected)
+    launched = execute(operator(), Try())
+    look(sensor(launched, deferrable=True), Try(task_id="wait").cleared(), Broken())
+    assert latest(connected).status.value == "STARTING"
+
+
 @pytest.mark.parametrize("kind", ["operator", "sensor"])
 def test_a_clear_takes_what_has_completed_in_spite_of_a_stop(connected: JobRepository, kind: str) -> None:
     add_node(connected)
