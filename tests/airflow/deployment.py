@@ -195,6 +195,10 @@ class Deployment:
         """What the mapped tasks of a run are to expand over, each slice being the partitions of one task."""
         (self.gates / f"{run_id}.slices").write_text(json.dumps(slices))
 
+    def write_chosen(self, run_id: str, map_indexes: Sequence[int]) -> None:
+        """The executions of which of the mapped operators of a run are to be waited for."""
+        (self.gates / f"{run_id}.chosen").write_text(json.dumps(map_indexes))
+
     def rows(self, table: Table) -> list[tuple[int, str]]:
         """(job instance, partition key) of every row that the steps have written."""
         query = select(table.c.job_instance_id, table.c.partition_key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,16 @@ class LingeringSensor(Lingers, PartitionCompletionSensor):
     pass
 
 
+class HeldOperator(PartitionedStepOperator):
+    """Of a mapping that is expanded again, the second plans once the test lets it."""
+
+    def execute(self, context: Any) -> Any:
+        ti = context["ti"]
+        if ti.map_index == 1 and ti.try_number > 1:
+            hold_until(gate(f"{ti.run_id}.plan").exists, f"{ti.run_id}.planning")
+        return super().execute(context)
+
+
 def dag(dag_id: str) -> DAG:
     return DAG(dag_id, schedule=None, catchup=False, render_template_as_native_obj=True)
 
@@ -93,11 +103,20 @@ def sensor(planned: Any, task_id: str = "work", kind: Any = PartitionCompletionS
     planned >> kind(task_id=task_id, job_execution_id=planned.output, **options)
 
 
+def written_down(what: str) -> Any:
+    """By the test, for this run."""
+    return json.loads(gate(f"{get_current_context()['run_id']}.{what}").read_text())
+
+
 @task
 def slices() -> list[dict[str, dict[str, Any]]]:
-    """What the test has written down for this run."""
-    written = gate(f"{get_current_context()['run_id']}.slices").read_text()
-    return list(json.loads(written))
+    return list(written_down("slices"))
+
+
+@task
+def chosen(launched: Sequence[int]) -> list[int]:
+    """Job executions of the mapped operators with the indexes that the test has written down."""
+    return [launched[map_index] for map_index in written_down("chosen")]
 
 
 for way, waits in OPERATORS.items():
@@ -145,3 +164,9 @@ for way, waits in SENSORS.items():
     with dag(f"mapped_{way}"):
         cut = PartitionedStepOperator.partial(task_id="plan", step="act").expand(partitioner=slices())
         PartitionCompletionSensor.partial(task_id="work", **waits).expand(job_execution_id=cut.output)
+    with dag(f"mapped_held_{way}"):
+        cut = HeldOperator.partial(task_id="plan", step="act").expand(partitioner=slices())
+        PartitionCompletionSensor.partial(task_id="work", **waits).expand(job_execution_id=cut.output)
+    with dag(f"chosen_{way}"):
+        cut = PartitionedStepOperator.partial(task_id="plan", step="act").expand(partitioner=slices())
+        PartitionCompletionSensor.partial(task_id="work", **waits).expand(job_execution_id=chosen(cut.output))

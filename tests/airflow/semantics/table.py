@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.airflow.semantics import clicks, limits, losses
+from tests.airflow.semantics import clicks, limits, losses, mappings
 from tests.airflow.semantics.cells import Chapter, Row, absent, proven
 from tests.airflow.semantics.ways import (
     BLOCKING,
@@ -24,10 +24,6 @@ frozen = losses.FrozenTriggerer()
 
 EXPANDED = (
     "same input: the new try takes over; other input: the old execution is STOPPED, a new generation does the new work"
-)
-REMOVED_TOO_EARLY = (
-    "Airflow 3.3 may remove sensors of operators that end later than others as well, and then nobody waits for them: "
-    "map operators that wait instead"
 )
 
 TABLE = (
@@ -227,23 +223,60 @@ TABLE = (
                     **proven(
                         (BLOCKING, DEFERRING),
                         f"{EXPANDED}; task removed: its execution is STOPPED",
-                        clicks.expand_again,
+                        mappings.expand_again,
                     ),
                     **proven(
                         [PLANNING],
                         f"{EXPANDED}; task removed: Airflow tells nobody, and its execution ends by itself",
-                        clicks.expand_again,
+                        mappings.expand_again,
                     ),
                     **proven(
                         (POKING, WATCHING),
-                        f"{EXPANDED}; sensor removed: its execution is STOPPED. {REMOVED_TOO_EARLY}",
-                        clicks.expand_again,
+                        f"{EXPANDED}; sensor removed: its execution is STOPPED",
+                        mappings.expand_again,
                     ),
                     **proven(
                         [RESCHEDULING],
-                        f"{EXPANDED}; sensor removed: Airflow tells nobody, and its execution ends by itself. "
-                        f"{REMOVED_TOO_EARLY}",
-                        clicks.expand_again,
+                        f"{EXPANDED}; sensor removed: Airflow tells nobody, and its execution ends by itself",
+                        mappings.expand_again,
+                    ),
+                },
+            ),
+            Row(
+                "expand_early",
+                "The same, and one of the operators plans for longer than another",
+                {
+                    **absent((BLOCKING, DEFERRING), "waits itself, and is removed with its input only"),
+                    **absent([PLANNING], "see the sensors"),
+                    **proven(
+                        SENSORS,
+                        "Airflow 3.3 removes the sensor of the slow one as well: nobody waits for its execution, which "
+                        "ends by itself, and the run may succeed over partitions that failed. Clear the sensor once "
+                        "all operators have ended: it is back, and restarts what failed; or map operators that wait",
+                        mappings.expand_again_around_a_slow_operator,
+                    ),
+                },
+            ),
+            Row(
+                "expand_ended",
+                "A mapping in which all has ended is cleared and expands to fewer tasks",
+                proven(
+                    WAYS,
+                    "what is left begins a new generation; task removed: its execution stays as it has ended, FAILED "
+                    "for instance, and the run no longer fails for it",
+                    mappings.expand_to_fewer_once_all_has_ended,
+                ),
+            ),
+            Row(
+                "choose_fewer",
+                "A task that lists executions is cleared and lists fewer, at other indexes of the mapped sensor",
+                {
+                    **absent(OPERATORS, "waits for what it has launched itself"),
+                    **proven(
+                        SENSORS,
+                        "each sensor takes over what its index has now, or restarts it where it was stopped first: "
+                        "nothing is lost; an execution that no sensor has any longer is STOPPED",
+                        mappings.choose_fewer,
                     ),
                 },
             ),
