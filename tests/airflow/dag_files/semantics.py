@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def slices() -> list[dict[str, dict[str, Any]]]:
 
 
 @task
-def chosen(launched: Sequence[int]) -> list[int]:
+def chosen(launched: Any) -> list[int]:
     """Job executions of the mapped operators with the indexes that the test has written down."""
     return [launched[map_index] for map_index in written_down("chosen")]
 
