@@ -65,7 +65,7 @@ class _Claimer:
 
 _MOST = "most"  # the parameter of a claim's statement
 _CACHED_EXECUTIONS = 1000
-_CLAIM_COLUMNS = (
+_CLAIM_COLUMNS = (  # the counters last: see _COUNTERS
     "step_execution_id",
     "job_execution_id",
     "job_instance_id",
@@ -80,6 +80,7 @@ _CLAIM_COLUMNS = (
     "checkpoint",
     *(f"{name}_count" for name in COUNTER_NAMES),
 )
+_COUNTERS = slice(len(_CLAIM_COLUMNS) - len(COUNTER_NAMES), len(_CLAIM_COLUMNS))
 
 
 def _for_a_claim(candidates: Select[Any], limit: ColumnElement[int] | int) -> Select[Any]:
@@ -369,7 +370,7 @@ class Claims:
             attempt=row.attempt + read_before,
             context=row.execution_context,
             checkpoint=row.checkpoint,
-            counters=Counters.from_columns(row._asdict()),
+            counters=Counters(*row[_COUNTERS]),
             settings=facts.settings,
             transfer_policy=TransferPolicy(row.transfer_policy),
             job_name=facts.job_name,

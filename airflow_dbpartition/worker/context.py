@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -83,7 +83,7 @@ class PartitionContext:
         self._open: Connection | None = None
         self._page: _Page | None = None
         self.context: JsonObject = claim.context
-        self.counters = Counters(**asdict(claim.counters))
+        self.counters = Counters(**vars(claim.counters))
         self.checkpoint = Checkpoint(claim.checkpoint or {}, self._save_checkpoint)
         self.partition_key = claim.partition_key
         self.step_name = claim.step_name
@@ -165,7 +165,7 @@ class PartitionContext:
         if self._open is not None:
             raise ConfigurationError("ctx.transaction() is open already: use its connection, or end it first")
         self._refuse_second_of_page()
-        checkpoint, counters = dict(self.checkpoint), asdict(self.counters)
+        checkpoint, counters = dict(self.checkpoint), vars(self.counters).copy()
         try:
             with self._repository.engine.connect() as connection, connection.begin():
                 self._open = connection
