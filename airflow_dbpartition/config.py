@@ -132,7 +132,8 @@ class WorkerConfig:
         grace_s: seconds that running partitions may still take after SIGTERM.
         drain: exit when no work is left.
         idle_timeout_s: with `drain`, how long to wait for work before leaving.
-        prefetch: partitions claimed ahead of the free slots.
+        prefetch: partitions claimed ahead of the free slots, however long they may wait there. What was short so far is
+            claimed ahead by itself, and given back where it waits.
         stop_grace_s: seconds that a partition whose execution is asked to stop may take to end by itself.
         listen: be woken by PostgreSQL's NOTIFY; polling goes on beside it.
         health_port: port of /livez, /readyz and /metrics; None = not served.
