@@ -14,8 +14,8 @@ help: ## Say what there is to make.
 demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed on the way (KEEP=1 leaves it running).
 	@$(BIN)/dbpartition demo $(if $(filter-out 0,$(KEEP)),--keep)
 
-# Most tests wait for processes and databases: two at a time take little more than half the time.
-test: override PYTEST_ARGS := --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+# Most tests wait for processes and databases: three at a time keep two cores busy.
+test: override PYTEST_ARGS := --numprocesses 3 --dist loadfile $(PYTEST_ARGS)
 test: lint types imports ## Everything: lint, types, import contracts, and all tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
