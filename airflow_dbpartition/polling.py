@@ -121,10 +121,12 @@ class SharedPoller:
             for wait in failed:
                 wait.news.put_nowait(error)
         finally:
-            await self._disconnect()
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
-                self._thread = None
+            try:
+                await self._disconnect()
+            finally:  # also where the loop ends meanwhile: what the thread has begun, it ends before it goes
+                if self._thread is not None:
+                    self._thread.shutdown(wait=False)
+                    self._thread = None
         if self._waits:  # one came while we were leaving
             self._task = asyncio.ensure_future(self._run())
 

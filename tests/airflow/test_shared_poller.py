@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import selectors
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -469,6 +470,33 @@ def test_the_last_wait_to_leave_closes_the_connection(database: Database, reposi
 
     run(main())
     assert watched.opened == 2
+
+
+def test_a_loop_that_ends_while_the_poller_leaves_keeps_no_thread(
+    database: Database, repository: JobRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_node(repository)
+    job = submit(repository, 1).job_execution_id
+    finish_all(repository, job)
+    poller, leaving = SharedPoller(Watched(database)), threading.Event()
+    close = JobRepository.close
+
+    def close_slowly(closed: JobRepository) -> None:
+        leaving.set()
+        time.sleep(0.3)
+        close(closed)
+
+    async def main() -> None:
+        await last(poller.watch(job, poll_interval_s=0.05))
+        await until(leaving.is_set)
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as slow:
+        slow.setattr(JobRepository, "close", close_slowly)
+        run(main())
+        for thread in set(threading.enumerate()) - before:
+            thread.join(PATIENCE_S)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_wait_that_is_cancelled_leaves_the_others_alone(database: Database, repository: JobRepository) -> None:
