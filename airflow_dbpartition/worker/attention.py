@@ -8,7 +8,7 @@ import random
 from airflow_dbpartition.config import Timings
 from airflow_dbpartition.repository import HeartbeatReply
 
-IDLE_SWEEP_EVERY_S = 60.0
+IDLE_SWEEP_EVERY_S = 120.0
 UNTOLD_S = 30.0
 
 
