@@ -77,6 +77,10 @@ class Feed:
     def add(self, claim: Claim) -> None:
         self._waiting[key_of(claim)] = (claim, self._clock())
 
+    def next(self) -> Claim | None:
+        """What `take` would return."""
+        return next((claim for claim, _ in self._waiting.values()), None)
+
     def take(self) -> Claim | None:
         """The one that has waited longest."""
         for key in self._waiting:

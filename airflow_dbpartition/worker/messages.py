@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ from airflow_dbpartition.domain import Claim, Counters, JobSettings, TransferPol
 from airflow_dbpartition.storable import JsonObject, dump_json
 
 SEND_TIMEOUT_S = 10.0
+ROOMY_BYTES = 32 * 1024  # a socket is called writable while much more than this is free
 
 # supervisor -> child
 START = "start"  # database, imports
@@ -45,7 +47,16 @@ class Channel:
         Raises:
             OSError: the other end is gone, or has not read for too long.
         """
-        self.socket.sendall(dump_json({"kind": kind, **values}).encode() + b"\n")
+        self.send_line(line_of(kind, **values))
+
+    def send_line(self, line: bytes) -> None:
+        """Send what `line_of` has made; raises as `send`."""
+        self.socket.sendall(line)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether a line of `ROOMY_BYTES` can be sent without waiting for the other end to read."""
+        return bool(select.select([], [self.socket], [], 0)[1])
 
     def receive(self) -> list[JsonObject] | None:
         """The messages that have arrived (call it when readable); None = the other end is gone."""
@@ -64,6 +75,11 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def line_of(kind: str, **values: Any) -> bytes:
+    """A message as it is sent."""
+    return dump_json({"kind": kind, **values}).encode() + b"\n"
 
 
 def claim_to_json(claim: Claim) -> JsonObject:

@@ -41,7 +41,7 @@ class _ChildHandle:
     ready: bool = False
     given: dict[ClaimKey, float] = field(default_factory=dict)  # and since when: only the first one has begun
     done: int = 0
-    verdict: tuple[ClaimKey, Outcome] | None = None  # why we killed it, and for the sake of which claim
+    verdict: tuple[ClaimKey | None, Outcome] | None = None  # why we killed it, and for which claim; None = for any
     leaving: bool = False
     born: float = field(default_factory=time.monotonic)
 
@@ -50,7 +50,7 @@ class _ChildHandle:
         """What it runs, as far as it has told."""
         return next(iter(self.given), None)
 
-    def kill(self, key: ClaimKey, outcome: Outcome) -> None:
+    def kill(self, key: ClaimKey | None, outcome: Outcome) -> None:
         self.verdict = self.verdict or (key, outcome)
         _kill_group(self.process)
 
@@ -59,7 +59,11 @@ class _ChildHandle:
         if self.verdict is None:
             return _verdict(code)
         condemned, outcome = self.verdict
-        return outcome if key == condemned else Outcome(INTERRUPTED, "its process was killed for another partition")
+        return (
+            outcome
+            if condemned in (None, key)
+            else Outcome(INTERRUPTED, "its process was killed for another partition")
+        )
 
 
 class ProcessExecutor:
@@ -171,23 +175,27 @@ class ProcessExecutor:
         """Hand out what waits; to children that are busy only where partitions take less than handing them out does."""
         for depth in range(self._waiting.depth):
             for child in self._children:
-                if not self._waiting or self._lifeline.remaining_s <= 0:
+                claim = self._waiting.next()
+                if claim is None or self._lifeline.remaining_s <= 0:
                     return  # not heard for too long: others may have it by now
-                if len(child.given) == depth and self._takes_more(child):
-                    claim = self._waiting.take()
-                    assert claim is not None
-                    self._give(child, claim)
+                if len(child.given) != depth or not self._takes_more(child):
+                    continue
+                line = messages.line_of(messages.RUN, claim=claim_to_json(claim))
+                if depth > 0 and not (len(line) <= messages.ROOMY_BYTES and child.channel.is_roomy):
+                    return  # a busy child may not read for long, and nobody may wait for it
+                self._waiting.take()
+                self._give(child, key_of(claim), line)
 
     def _takes_more(self, child: _ChildHandle) -> bool:
         may_take = self._max_partitions is None or child.done + len(child.given) < self._max_partitions
         return child.ready and not child.leaving and may_take
 
-    def _give(self, child: _ChildHandle, claim: Claim) -> None:
-        child.given[key_of(claim)] = time.monotonic()
+    def _give(self, child: _ChildHandle, key: ClaimKey, line: bytes) -> None:
+        child.given[key] = time.monotonic()
         try:
-            child.channel.send(messages.RUN, claim=claim_to_json(claim))
+            child.channel.send_line(line)
         except OSError:  # dead, or deaf: noticed when its socket is read
-            child.kill(key_of(claim), Outcome(UNSTARTED, "its process did not take it"))
+            child.kill(key, Outcome(UNSTARTED, "its process did not take it"))
 
     def interrupt(self, key: ClaimKey) -> None:
         if self._waiting.remove(key):
@@ -217,10 +225,8 @@ class ProcessExecutor:
 
     def kill_all(self, why: str) -> bool:
         for child in list(self._children):
-            if child.running is not None:
-                child.kill(child.running, Outcome(INTERRUPTED, why))
-            elif self._closing:
-                _kill_group(child.process)
+            if child.given or self._closing:
+                child.kill(None, Outcome(INTERRUPTED, why))
         return True
 
     def withdraw(self) -> list[ClaimKey]:
