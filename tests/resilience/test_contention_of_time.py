@@ -94,8 +94,11 @@ def test_a_verb_whose_session_a_person_ends_is_done_once(
     kill = "SELECT pg_terminate_backend({})" if database.name == "postgresql" else "KILL CONNECTION {}"
     with locked(database, LAST_TABLE[verb]) as let_go:
         met.then = let_go
-        race(lambda: act(repository), lambda: _to_who_waits(database, kill))
+        outcome, _ = race(lambda: act(repository), lambda: _to_who_waits(database, kill))
     assert len(met.errors) == 1
+    if verb is claim and database.name == "postgresql":  # a transaction of its own: it may have been committed
+        assert isinstance(outcome, DatabaseError)
+        act(repository)
     assert next(story, None) is None
 
 
