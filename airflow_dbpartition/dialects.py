@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -38,6 +39,8 @@ from airflow_dbpartition.storable import dump_json
 SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
 # The execution option of an engine whose transactions hold nothing but our own statements: none of them idles.
 OWN_TRANSACTION = "dbpartition_own_transaction"
+# The execution option of an engine of PostgreSQL where each of our statements is a transaction of its own.
+STATEMENTS_ALONE = "dbpartition_statements_alone"
 COMMIT_WITHIN_S = 10
 _SILENCE_IS_LIMITED = "dbpartition_silence_is_limited"  # of a pooled connection to MariaDB
 UPGRADE_HINT = "run `dbpartition db upgrade`"
@@ -230,7 +233,7 @@ def make_engine(config: DatabaseConfig) -> Engine:
     try:
         if backend == "postgresql":
             options["connect_args"] = _postgresql_connect_args(config, url)
-            engine = create_engine(url, isolation_level="READ COMMITTED", **options)
+            engine = create_engine(url, **options)
             _limit_statements(engine, config)
         elif backend == "sqlite":
             options["connect_args"] = {"timeout": config.lock_timeout_s, "check_same_thread": False}
@@ -289,15 +292,19 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
         command += f"; SET LOCAL statement_timeout = {statement_ms}"
     # A process that is frozen between two statements holds its locks, and nobody else could judge its node.
     own = f"{command}; SET LOCAL idle_in_transaction_session_timeout = {statement_ms}" if statement_ms else command
-    alone = f"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; {command}; "
+    # Said here and not to the driver, which would say more to the server whenever a connection changes its ways.
+    isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
 
     @event.listens_for(engine, "begin")
     def limit(connection: Connection) -> None:
         options = connection.get_execution_options()
-        if options.get("isolation_level") != "AUTOCOMMIT":
+        wanted = options.get("isolation_level")
+        if options.get(STATEMENTS_ALONE):
+            _autocommit(connection.connection.driver_connection, True)
+        elif wanted != "AUTOCOMMIT":
             # Whoever streams with a server's cursor has said so of the whole connection: SET has no rows to stream.
             unstreamed = {"stream_results": False, "yield_per": None}
-            limits = own if options.get(OWN_TRANSACTION) else command
+            limits = ("" if wanted else isolation) + (own if options.get(OWN_TRANSACTION) else command)
             connection.exec_driver_sql(limits, execution_options=unstreamed)
 
     @event.listens_for(engine, "before_cursor_execute", retval=True)
@@ -305,15 +312,20 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
         connection: Connection, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
     ) -> tuple[str, Any]:
         # What a message holds is one transaction, which begins with its limits: no round trip is spent on them.
-        options = connection.get_execution_options()
-        if options.get(OWN_TRANSACTION) and options.get("isolation_level") == "AUTOCOMMIT":
-            statement = alone + statement
+        if connection.get_execution_options().get(STATEMENTS_ALONE):
+            statement = f"{isolation}{command}; {statement}"
         return statement, parameters
 
+    @event.listens_for(engine, "checkin")
+    def end_alone(driver_connection: Any, _record: object) -> None:
+        if driver_connection is not None:
+            _autocommit(driver_connection, False)
 
-def autocommitted(engine: Engine) -> Engine:
-    """The same engine of PostgreSQL where each statement is a transaction of its own."""
-    return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+def _autocommit(driver_connection: Any, is_on: bool) -> None:
+    """Nothing is sent; what is closed already says so to whoever uses it next."""
+    with contextlib.suppress(driver_connection.__class__.InterfaceError):
+        driver_connection.autocommit = is_on
 
 
 def _mariadb_silence_limit(config: DatabaseConfig) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DisconnectionError, IntegrityError, NoResultFound, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from airflow_dbpartition.dialects import OWN_TRANSACTION, autocommitted, explain, is_conflict, is_disconnect
+from airflow_dbpartition.dialects import OWN_TRANSACTION, STATEMENTS_ALONE, explain, is_conflict, is_disconnect
 from airflow_dbpartition.repository.watchdog import WATCHDOG
 
 T = TypeVar("T")
@@ -36,6 +36,8 @@ class Transactions:
     def __init__(self, engine: Engine, *, tries: int = 6, deadline_s: float = 60.0) -> None:
         self.engine = engine
         self._own = engine.execution_options(**{OWN_TRANSACTION: True})
+        is_postgresql = engine.dialect.name == "postgresql"
+        self._alone = self._own.execution_options(**{STATEMENTS_ALONE: True}) if is_postgresql else self._own
         self._tries = tries
         self._deadline_s = deadline_s
         # Before its first transaction the driver, SQLAlchemy and our own listeners talk on a new connection.
@@ -73,7 +75,7 @@ class Transactions:
             DatabaseError, SchemaError: when the database stays unwilling.
         """
 
-        engine = self._own if atomic or self.engine.dialect.name != "postgresql" else autocommitted(self._own)
+        engine = self._own if atomic else self._alone
 
         def once() -> T:
             committing = engine is not self._own
