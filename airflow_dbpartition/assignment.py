@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import cycle
 from typing import Any, ClassVar, Protocol
 
 from airflow_dbpartition.domain import NodeView, Partition
@@ -164,10 +163,6 @@ def _deal(partitions: Sequence[Partition], hands: Sequence[_Hand]) -> dict[str, 
         hand.place = place
         heapq.heappush(heaps.setdefault(hand.capacity, []), hand)
     dealt: dict[str, str | None] = {}
-    if len(heaps) == 1 and all(hand.load == 0 for hand in hands) and len({one.weight for one in partitions}) == 1:
-        # Nothing tells them apart, so the lightest hand is each in turn.
-        in_turn = cycle([hand.node_id for hand in hands])
-        return {partition.key: node_id for partition, node_id in zip(partitions, in_turn, strict=False)}
     for partition in heaviest_first(partitions):
         weight = partition.weight
         heap = min(heaps.values(), key=lambda candidates: candidates[0].after(weight))

@@ -62,6 +62,9 @@ class NodeStatus(_Text):
     REMOVED = "REMOVED"
 
 
+LIVING_NODES = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
+
+
 class PartitionEvent(_Text):
     """What was not the happy path."""
 

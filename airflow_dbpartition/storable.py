@@ -46,10 +46,10 @@ def check_json(value: object, path: str = "value") -> Any:
 class _RefusedError(ValueError):
     """What is wrong; `inside` grows on the way out, so that a path is only made of what is refused."""
 
-    def __init__(self, why: str, *inside: str, is_too_deep: bool = False) -> None:
+    def __init__(self, why: str, *, is_too_deep: bool = False) -> None:
         super().__init__(why)
         self.why = why
-        self.inside = list(inside)
+        self.inside: list[str] = []
         self.is_too_deep = is_too_deep
 
 

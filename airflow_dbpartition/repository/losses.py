@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from airflow_dbpartition.dialects import db_later, db_now
 from airflow_dbpartition.domain import (
     LIVE_PARTITIONS,
+    LIVING_NODES,
     JobSettings,
     NodeStatus,
     Partition,
@@ -72,8 +73,7 @@ class Losses:
         Args:
             until: as for `suspect`.
         """
-        living = (NodeStatus.ACTIVE, NodeStatus.DRAINING, NodeStatus.UNREACHABLE)
-        return self._mark(living, NodeStatus.REMOVED, self._is_silent(silent_for_s), until)
+        return self._mark(LIVING_NODES, NodeStatus.REMOVED, self._is_silent(silent_for_s), until)
 
     def _is_silent(self, silent_for_s: float) -> ColumnElement[bool]:
         return self._tables.nodes.c.last_heartbeat < db_later(-silent_for_s)

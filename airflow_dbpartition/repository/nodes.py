@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import age_s, db_later, db_now
-from airflow_dbpartition.domain import NodeStatus, NodeView, PartitionStatus
+from airflow_dbpartition.domain import LIVING_NODES, NodeStatus, NodeView, PartitionStatus
 from airflow_dbpartition.repository.transactions import Transactions
 from airflow_dbpartition.schema import Tables
 
@@ -55,7 +55,7 @@ class HeartbeatReply:
     is_any_silent: bool = False
 
 
-_LIVING = (NodeStatus.ACTIVE.value, NodeStatus.DRAINING.value, NodeStatus.UNREACHABLE.value)
+_LIVING = tuple(status.value for status in LIVING_NODES)
 
 
 def _reply(answer: Row[Any], status: str | None, held: Iterable[Sequence[int]]) -> HeartbeatReply:

@@ -230,17 +230,17 @@ class Settlements:
         claim: Held,
         transition: Transition,
         values: Mapping[str, Any],
-        event: PartitionEvent | None = None,
-        message: str | None = None,
+        event: PartitionEvent,
+        message: str,
     ) -> None:
         def work(connection: Connection) -> None:
             moved = move(connection, self._tables, transition, self._fence(claim), values=self._by_column(values))
             if moved == 0:
                 self._accept_or_lose(connection, claim, transition.target)
-            elif event is not None:
+            else:
                 self._record(connection, claim, event, message)
 
-        self._transactions.run(work, atomic=event is not None)
+        self._transactions.run(work)
 
     def _back_to_pending(
         self, claim: Held, transition: Transition, values: Mapping[str, Any], event: PartitionEvent, message: str

@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
@@ -24,10 +23,11 @@ from airflow_dbpartition.errors import DbPartitionError
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.storable import JsonObject
 from airflow_dbpartition.worker import messages
+from airflow_dbpartition.worker.feeding import ClaimKey, key_of
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.logs import configure_logging
 from airflow_dbpartition.worker.messages import Channel, claim_from_json
-from airflow_dbpartition.worker.runner import UNSTARTED, Outcome, run_claim
+from airflow_dbpartition.worker.runner import NOT_BEGUN, Outcome, run_claim
 from airflow_dbpartition.worker.steps import load_steps
 
 ORPHANED = 71  # exit code: the supervisor is gone
@@ -43,11 +43,11 @@ class Child:
     def __init__(self, channel: Channel, lifeline: Lifeline) -> None:
         self._channel = channel
         self._lifeline = lifeline
-        self._claims: deque[JsonObject] = deque()
+        self._claims: dict[ClaimKey, JsonObject] = {}  # in the order in which they are to be run
         self._arrived = threading.Condition()
         self._saying = threading.Lock()
         self._is_retired = False
-        self._stopping: set[tuple[int, int]] = set()
+        self._stopping: set[ClaimKey] = set()
         self._busy = False
         self._started = threading.Event()
         self._start: JsonObject = {}
@@ -74,7 +74,7 @@ class Child:
             if self._lifeline.remaining_s < 0:
                 os._exit(FENCED)
             claim = claim_from_json(received)
-            key = (claim.step_execution_id, claim.version)
+            key = key_of(claim)
             began = time.monotonic()
             outcome = run_claim(claim, repository, partial(self._stopping.__contains__, key))
             took_s = time.monotonic() - began
@@ -92,27 +92,25 @@ class Child:
             if not self._arrived.wait_for(lambda: self._claims, timeout_s):
                 return None
             self._busy = True
-            return self._claims.popleft()
+            return self._claims.pop(next(iter(self._claims)))
 
     def _retire(self) -> NoReturn:
         """Begin nothing any more; the supervisor ends this process when it has all its claims back."""
         with self._arrived:
             self._is_retired = True
-            claims = list(self._claims)
-        for claim in claims:
-            self._give_back((claim["step_execution_id"], claim["version"]))
+            keys = list(self._claims)
+        for key in keys:
+            self._give_back(key)
         while True:
             signal.pause()
 
-    def _give_back(self, key: tuple[int, int]) -> None:
+    def _give_back(self, key: ClaimKey) -> None:
         with self._arrived:
-            found = [claim for claim in self._claims if (claim["step_execution_id"], claim["version"]) == key]
-            for claim in found:
-                self._claims.remove(claim)
-        if found:
-            self._done(key, Outcome(UNSTARTED, "it had not begun"), took_s=None, spent=False)
+            found = self._claims.pop(key, None)
+        if found is not None:
+            self._done(key, NOT_BEGUN, took_s=None, spent=False)
 
-    def _done(self, key: tuple[int, int], outcome: Outcome, *, took_s: float | None, spent: bool) -> None:
+    def _done(self, key: ClaimKey, outcome: Outcome, *, took_s: float | None, spent: bool) -> None:
         told = {"outcome": outcome.to_json(), "took_s": took_s, "spent": spent}
         self._say(messages.DONE, step_execution_id=key[0], version=key[1], **told)
 
@@ -135,16 +133,16 @@ class Child:
                     self._start = message
                     self._started.set()
                 elif message["kind"] == messages.RUN:
+                    key = messages.key_of(message["claim"])
                     with self._arrived:
-                        claim = message["claim"]
-                        self._claims.append(claim)
+                        self._claims[key] = message["claim"]
                         self._arrived.notify()
                     if self._is_retired:
-                        self._give_back((claim["step_execution_id"], claim["version"]))
+                        self._give_back(key)
                 elif message["kind"] == messages.STOP:
-                    self._stopping.add((message["step_execution_id"], message["version"]))
+                    self._stopping.add(messages.key_of(message))
                 elif message["kind"] == messages.RETURN:
-                    self._give_back((message["step_execution_id"], message["version"]))
+                    self._give_back(messages.key_of(message))
 
     def _say(self, kind: str, **values: object) -> None:
         try:

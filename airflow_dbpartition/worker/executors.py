@@ -14,7 +14,7 @@ from airflow_dbpartition.config import DatabaseConfig
 from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.worker.feeding import ClaimKey, Feed, key_of
-from airflow_dbpartition.worker.runner import UNSTARTED, Outcome, run_claim
+from airflow_dbpartition.worker.runner import NOT_BEGUN, Outcome, run_claim
 from airflow_dbpartition.worker.steps import load_steps
 
 
@@ -141,7 +141,7 @@ class ThreadExecutor:
                 return
             if not self._feed.remove(key):
                 return
-        self._queue.put(Finished(key, Outcome(UNSTARTED, "it had not begun")))
+        self._queue.put(Finished(key, NOT_BEGUN))
         self._wake()
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
@@ -160,7 +160,7 @@ class ThreadExecutor:
             self._stopping.update(self._running)
             ended = not self._running
         for key in waiting:
-            self._queue.put(Finished(key, Outcome(UNSTARTED, "it had not begun")))
+            self._queue.put(Finished(key, NOT_BEGUN))
         return ended
 
     def withdraw(self) -> list[ClaimKey]:

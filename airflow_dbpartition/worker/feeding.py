@@ -47,9 +47,6 @@ class Feed:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, key: ClaimKey) -> bool:
-        return key in self._waiting
-
     @property
     def wanted(self) -> int:
         """How many claims should wait."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_dbpartition.domain import Claim, Counters, JobSettings, TransferPolicy
 from airflow_dbpartition.storable import JsonObject, dump_json
+from airflow_dbpartition.worker.feeding import ClaimKey
 
 SEND_TIMEOUT_S = 10.0
 ROOMY_BYTES = 32 * 1024  # a socket is called writable while much more than this is free
@@ -80,6 +81,11 @@ class Channel:
 def line_of(kind: str, **values: Any) -> bytes:
     """A message as it is sent."""
     return dump_json({"kind": kind, **values}).encode() + b"\n"
+
+
+def key_of(told: JsonObject) -> ClaimKey:
+    """The claim that a message speaks of, or that a claim in a message is."""
+    return (told["step_execution_id"], told["version"])
 
 
 def claim_to_json(claim: Claim) -> JsonObject:

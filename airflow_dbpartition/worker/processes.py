@@ -25,7 +25,7 @@ from airflow_dbpartition.worker.executors import Finished
 from airflow_dbpartition.worker.feeding import ClaimKey, Feed, key_of
 from airflow_dbpartition.worker.lifeline import Lifeline
 from airflow_dbpartition.worker.messages import Channel, claim_to_json
-from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, LOST, UNSTARTED, Outcome
+from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED, LOST, NOT_BEGUN, UNSTARTED, Outcome
 
 log = structlog.get_logger("dbpartition.worker")
 
@@ -50,6 +50,11 @@ class _ChildHandle:
         """What it runs, as far as it has told."""
         return next(iter(self.given), None)
 
+    @property
+    def unbegun(self) -> list[ClaimKey]:
+        """What it was given ahead: it says when one ends, before it begins the next."""
+        return list(self.given)[1:]
+
     def kill(self, key: ClaimKey | None, outcome: Outcome) -> None:
         self.verdict = self.verdict or (key, outcome)
         _kill_group(self.process)
@@ -59,11 +64,9 @@ class _ChildHandle:
         if self.verdict is None:
             return _verdict(code)
         condemned, outcome = self.verdict
-        return (
-            outcome
-            if condemned in (None, key)
-            else Outcome(INTERRUPTED, "its process was killed for another partition")
-        )
+        if condemned in (None, key):
+            return outcome
+        return Outcome(INTERRUPTED, "its process was killed for another partition")
 
 
 class ProcessExecutor:
@@ -180,9 +183,11 @@ class ProcessExecutor:
                     return  # not heard for too long: others may have it by now
                 if len(child.given) != depth or not self._takes_more(child):
                     continue
-                line = messages.line_of(messages.RUN, claim=claim_to_json(claim))
-                if depth > 0 and not (len(line) <= messages.ROOMY_BYTES and child.channel.is_roomy):
+                if depth > 0 and not child.channel.is_roomy:
                     return  # a busy child may not read for long, and nobody may wait for it
+                line = messages.line_of(messages.RUN, claim=claim_to_json(claim))
+                if depth > 0 and len(line) > messages.ROOMY_BYTES:
+                    return
                 self._waiting.take()
                 self._give(child, key_of(claim), line)
 
@@ -211,7 +216,7 @@ class ProcessExecutor:
             child.channel.send(kind, step_execution_id=key[0], version=key[1])
 
     def _never_began(self, *keys: ClaimKey) -> None:
-        self._finished += [Finished(key, Outcome(UNSTARTED, "it had not begun")) for key in keys]
+        self._finished += [Finished(key, NOT_BEGUN) for key in keys]
 
     def kill(self, key: ClaimKey, kind: str, why: str) -> None:
         child = self._holder_of(key)
@@ -231,13 +236,13 @@ class ProcessExecutor:
 
     def withdraw(self) -> list[ClaimKey]:
         for child in self._children:
-            for key in list(child.given)[1:]:  # reported as unstarted, unless it begins meanwhile
+            for key in child.unbegun:  # reported as unstarted, unless it begins meanwhile
                 self._tell(child, messages.RETURN, key)
         return self._waiting.withdraw()
 
     def withdraw_overdue(self) -> list[ClaimKey]:
         for child in self._children:
-            overdue = [key for key in list(child.given)[1:] if self._waiting.is_overdue(child.given[key])]
+            overdue = [key for key in child.unbegun if self._waiting.is_overdue(child.given[key])]
             for key in overdue:
                 self._tell(child, messages.RETURN, key)
                 child.given[key] = time.monotonic()  # asked once
@@ -288,7 +293,7 @@ class ProcessExecutor:
                     _kill_group(child.process)
 
     def _done(self, child: _ChildHandle, message: JsonObject) -> None:
-        key = (message["step_execution_id"], message["version"])
+        key = messages.key_of(message)
         if child.given.pop(key, None) is None:
             return
         self._unwanted.discard(key)
@@ -309,9 +314,9 @@ class ProcessExecutor:
         child.channel.close()
         code = _wait_briefly(child.process)
         _kill_group(child.process)  # also what the step itself has started
-        begun, *unbegun = child.given or (None,)
+        begun = child.running
         self._unwanted.difference_update(child.given)
-        self._never_began(*(key for key in unbegun if key is not None))  # it says when one ends, before the next begins
+        self._never_began(*child.unbegun)
         if begun is not None:
             self._finished.append(Finished(begun, child.verdict_on(begun, code)))
         if code is None:

@@ -55,6 +55,9 @@ class Outcome:
         return cls(value["kind"], value["message"], value["result"], Counters(**value["counters"]))
 
 
+NOT_BEGUN = Outcome(UNSTARTED, "it had not begun")
+
+
 def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bool]) -> Outcome:
     """Run the step on its partition.
 

@@ -14,7 +14,6 @@ from airflow_dbpartition.domain import (
     ACTIVE_EXECUTIONS,
     COUNTER_NAMES,
     LIVE_PARTITIONS,
-    Claim,
     Counters,
     ExecutionStatus,
     JobIdentity,
@@ -28,6 +27,7 @@ from airflow_dbpartition.domain import (
     Transitions,
 )
 from airflow_dbpartition.errors import ConfigurationError
+from tests.unit.claims import a_claim
 
 P = PartitionStatus
 TRANSITIONS = {name: value for name, value in vars(Transitions).items() if isinstance(value, Transition)}
@@ -190,28 +190,6 @@ def test_of_stored_settings_only_what_cannot_be_read_is_left_at_its_default() ->
 
 
 # --- claims ------------------------------------------------------------------------------------------------------
-
-
-def a_claim(**changes: Any) -> Claim:
-    claim = Claim(
-        step_execution_id=1,
-        job_execution_id=2,
-        job_instance_id=3,
-        node_id="a",
-        version=4,
-        partition_key="k",
-        step_name="work",
-        attempt=1,
-        context={},
-        checkpoint=None,
-        counters=Counters(),
-        settings=JobSettings(partition_retries=2),
-        transfer_policy=TransferPolicy.ALWAYS,
-        job_name="job",
-        job_key="key",
-        generation=1,
-    )
-    return replace(claim, **changes)
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from airflow_dbpartition.domain import Claim, Counters, JobSettings, TransferPolicy
+from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.worker.feeding import Feed, key_of
-
-CLAIM = Claim(
-    step_execution_id=1,
-    job_execution_id=1,
-    job_instance_id=1,
-    node_id="a",
-    version=1,
-    partition_key="p",
-    step_name="s",
-    attempt=1,
-    context={},
-    checkpoint=None,
-    counters=Counters(),
-    settings=JobSettings(),
-    transfer_policy=TransferPolicy.UNTIL_STARTED,
-    job_name="j",
-    job_key="k",
-    generation=1,
-)
+from tests.unit.claims import a_claim
 
 
 class Clock:
@@ -50,7 +30,7 @@ def feed(clock: Clock, *, slots: int = 10, prefetch: int = 0, runs: int = 0, sec
 
 
 def claims(number: int) -> list[Claim]:
-    return [replace(CLAIM, step_execution_id=index) for index in range(number)]
+    return [a_claim(step_execution_id=index) for index in range(number)]
 
 
 @pytest.mark.parametrize(
