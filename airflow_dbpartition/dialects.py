@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.engine.interfaces import ExecutionContext
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool, QueuePool
@@ -41,6 +42,8 @@ SUPPORTED = ("postgresql", "mysql", "mariadb", "sqlite")
 OWN_TRANSACTION = "dbpartition_own_transaction"
 # The execution option of an engine of PostgreSQL where each of our statements is a transaction of its own.
 STATEMENTS_ALONE = "dbpartition_statements_alone"
+# The execution option of a COPY on PostgreSQL: what executes it, given the driver's cursor and the statement.
+COPIED_BY = "dbpartition_copied_by"
 COMMIT_WITHIN_S = 10
 _SILENCE_IS_LIMITED = "dbpartition_silence_is_limited"  # of a pooled connection to MariaDB
 UPGRADE_HINT = "run `dbpartition db upgrade`"
@@ -235,6 +238,7 @@ def make_engine(config: DatabaseConfig) -> Engine:
             options["connect_args"] = _postgresql_connect_args(config, url)
             engine = create_engine(url, **options)
             _limit_statements(engine, config)
+            _copy_where_asked(engine)
         elif backend == "sqlite":
             options["connect_args"] = {"timeout": config.lock_timeout_s, "check_same_thread": False}
             engine = create_engine(url, **options)
@@ -320,6 +324,17 @@ def _limit_statements(engine: Engine, config: DatabaseConfig) -> None:
     def end_alone(driver_connection: Any, _record: object) -> None:
         if driver_connection is not None:
             _autocommit(driver_connection, False)
+
+
+def _copy_where_asked(engine: Engine) -> None:
+    """A COPY is executed like any other statement, so that its errors are told and retried like any other's."""
+
+    @event.listens_for(engine, "do_execute")
+    def copy(cursor: Any, statement: str, _parameters: object, context: ExecutionContext) -> bool:
+        copied_by = context.execution_options.get(COPIED_BY)
+        if copied_by is not None:
+            copied_by(cursor, statement)
+        return copied_by is not None
 
 
 def _autocommit(driver_connection: Any, is_on: bool) -> None:

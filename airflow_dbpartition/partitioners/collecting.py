@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from airflow_dbpartition.domain import Partition, TransferPolicy
 from airflow_dbpartition.errors import ConfigurationError, DbPartitionError, InvalidPartitionError
@@ -25,6 +25,20 @@ from airflow_dbpartition.storable import (
 )
 
 KEY_LIMIT_CHARS = 200
+
+
+class StorablePartition(NamedTuple):
+    """A partition that has been checked: a plain context with its JSON text, a float, a policy of its own."""
+
+    key: str
+    context: JsonObject
+    context_json: str
+    weight: float
+    transferable: TransferPolicy
+
+    def as_partition(self) -> Partition:
+        return Partition(self.key, self.context, self.weight, self.transferable)
+
 
 PartitionSource = Union[Partitioner, Callable[..., Any], Mapping[str, Mapping[str, Any]]]  # noqa: UP007
 """What may be given as a partitioner: an object, a function of grid_size or of nothing, or key -> context."""
@@ -76,7 +90,7 @@ def collect_partitions(
                 f"{partitioner_name(partitioner)}: partition key {partition.key!r} comes more than once; "
                 "keys must be unique"
             )
-        collected[partition.key] = partition
+        collected[partition.key] = partition.as_partition()
     return list(collected.values())
 
 
@@ -93,12 +107,11 @@ def checked_partitions(
     environment: PartitionerEnvironment | None = None,
     default_transferable: object = TransferPolicy.UNTIL_STARTED,
     context_limit_bytes: int = DEFAULT_CONTEXT_LIMIT_BYTES,
-) -> Generator[Partition, None, None]:
+) -> Generator[StorablePartition, None, None]:
     """Ask once, in one pass, for all partitions, and yield each as soon as it is known, ready to be stored.
 
     Whether keys are unique is left to whoever keeps them. A plain mapping in the result is an execution context; its
-    key is `partition{i}`, by its position. In what is yielded every context is plain JSON, every weight a float and
-    every `transferable` a TransferPolicy.
+    key is `partition{i}`, by its position.
 
     Args:
         partitioner: what PartitionSource says.
@@ -168,15 +181,16 @@ class _Check:
         self._default = default
         self._limit_bytes = context_limit_bytes
 
-    def partition(self, item: object, position: int) -> Partition:
+    def partition(self, item: object, position: int) -> StorablePartition:
         if isinstance(item, Partition):
-            key, context, weight, transferable = self._key(item.key, position), item.context, item.weight, self._default
+            key, transferable = self._key(item.key, position), self._default
             if item.transferable is not None:
                 transferable = self._policy(key, item.transferable)
-            return Partition(key, self._context(key, context), self._weight(key, weight), transferable)
+            context, text = self._context(key, item.context)
+            return StorablePartition(key, context, text, self._weight(key, item.weight), transferable)
         if isinstance(item, Mapping):
             key = f"partition{position}"
-            return Partition(key, self._context(key, item), 1.0, self._default)
+            return StorablePartition(key, *self._context(key, item), 1.0, self._default)
         raise InvalidPartitionError(
             f"{self._name}: expected result {position} to be a mapping or a Partition, "
             f"got {type(item).__name__}{_quoted(item)}"
@@ -198,14 +212,15 @@ class _Check:
         except NotStorableError as error:
             raise InvalidPartitionError(f"{wanted}storable text, got {key!r}: it {error.why}") from None
 
-    def _context(self, key: str, context: object) -> JsonObject:
+    def _context(self, key: str, context: object) -> tuple[JsonObject, str]:
         if not isinstance(context, Mapping):
             raise InvalidPartitionError(
                 f"{self._name}: expected the context of partition {key!r} to be a mapping, got {type(context).__name__}"
             )
         try:
             checked: JsonObject = check_json(context, "context")
-            size_bytes = len(dump_json(checked).encode())
+            text = dump_json(checked)
+            size_bytes = len(text) if text.isascii() else len(text.encode())
         except (ValueError, RecursionError) as error:  # a NotStorableError says where; the others are about size
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise InvalidPartitionError(f"{self._name}: partition {key!r} cannot be stored: {why}") from None
@@ -214,7 +229,7 @@ class _Check:
                 f"{self._name}: the context of partition {key!r} has {size_bytes} bytes, the limit is "
                 f"{self._limit_bytes}; hand over where the data is instead of the data, or raise context_limit_bytes"
             )
-        return checked
+        return checked, text
 
     def _weight(self, key: str, weight: object) -> float:
         if isinstance(weight, (Real, Decimal)) and not isinstance(weight, bool):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Insert, column, func, insert, literal, select, update
+from sqlalchemy import func, insert, literal, select, update
 from sqlalchemy.engine import Connection, CursorResult, Row
 from sqlalchemy.exc import IntegrityError
 
@@ -37,6 +37,7 @@ from airflow_dbpartition.errors import (
     WaitTimeoutError,
 )
 from airflow_dbpartition.failure_texts import headline
+from airflow_dbpartition.repository.copying import copy_rows
 from airflow_dbpartition.repository.moves import move, record, restored_transferability
 from airflow_dbpartition.repository.transactions import Transactions, notify
 from airflow_dbpartition.schema import DONE_CHANNEL, WORK_CHANNEL, Tables
@@ -464,32 +465,15 @@ class Executions:
             _row_of(partition, _node_of(placement, position, partition.key), default)
             for position, partition in enumerate(partitions)
         )
-        while batch := list(islice(rows, INSERT_BATCH_ROWS)):
-            try:
-                if connection.dialect.name == "postgresql":
-                    connection.execute(self._insert_at_once(of_all, batch))
-                else:
+        try:
+            if connection.dialect.name == "postgresql":
+                copy_rows(connection, self._tables.partitions, of_all, rows)
+            else:
+                while batch := list(islice(rows, INSERT_BATCH_ROWS)):
                     connection.execute(insert(self._tables.partitions).values(of_all), batch)
-            except IntegrityError:
-                _refuse_repeated_keys(partitions)
-                raise
-
-    def _insert_at_once(self, of_all: Mapping[str, Any], rows: list[dict[str, Any]]) -> Insert:
-        """All rows as one parameter: as fast as COPY (see benchmarks/plan.py), and a statement like any other."""
-        p = self._tables.partitions.c
-        given = (
-            func.json_to_recordset(literal(rows, JSON))
-            .table_valued(*(column(name, p[name].type) for name in rows[0]), name="given")
-            .render_derived(with_types=True)
-        )
-        columns = {
-            p[name]: value if isinstance(value, ColumnElement) else literal(value, p[name].type)
-            for name, value in of_all.items()
-        }
-        columns |= {p[name]: given.c[name] for name in rows[0]}
-        return insert(self._tables.partitions).from_select(
-            list(columns), select(*columns.values()), include_defaults=False
-        )
+        except IntegrityError:
+            _refuse_repeated_keys(partitions)
+            raise
 
     def _copy_unfinished(
         self,

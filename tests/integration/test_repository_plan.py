@@ -29,18 +29,22 @@ def test_a_plan_is_stored_with_every_field_as_it_was_given(repository: JobReposi
         Partition("first", context, weight=7.5, transferable=True),
         Partition("second", {}, transferable=False),
         Partition("Second", {}, transferable=None),
+        Partition("\\N", {"\\.\t": "\\N\t\r\x1e\u2028🂡"}, weight=1e-300),
+        Partition("a\\b\tc\nd\re", weight=1e300),
     ]
     launched = submit(repository, partitions, to={"first": "a"}, priority=3, manager={"dag_id": "d"})
     assert launched.created
     assert launched.status is ExecutionStatus.STARTING
     rows = repository.reading.partitions(launched.job_execution_id)
-    assert [row.partition_key for row in rows] == ["first", "second", "Second"]
-    assert rows[0].context == context
-    assert rows[0].weight == 7.5
-    assert [row.assigned_node for row in rows] == ["a", None, None]
-    assert column(repository, launched.job_execution_id, "transfer_policy") == ["always", "never", "until_started"]
-    assert column(repository, launched.job_execution_id, "is_transferable") == [1, 0, 1]
-    assert column(repository, launched.job_execution_id, "priority") == [3, 3, 3]
+    assert [row.partition_key for row in rows] == [partition.key for partition in partitions]
+    assert [row.context for row in rows] == [partition.context for partition in partitions]
+    assert [row.weight for row in rows] == [7.5, 1.0, 1.0, 1e-300, 1e300]
+    assert [row.assigned_node for row in rows] == ["a", *[None] * 4]
+    until_started = "until_started"
+    policies = ["always", "never", until_started, until_started, until_started]
+    assert column(repository, launched.job_execution_id, "transfer_policy") == policies
+    assert column(repository, launched.job_execution_id, "is_transferable") == [1, 0, 1, 1, 1]
+    assert column(repository, launched.job_execution_id, "priority") == [3] * 5
     execution = repository.reading.execution(launched.job_execution_id)
     assert execution.manager == {"dag_id": "d"}
     assert execution.settings == JobSettings()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_dbpartition.domain import Partition, TransferPolicy
-from airflow_dbpartition.partitioners.collecting import checked_partitions
+from airflow_dbpartition.partitioners.collecting import StorablePartition, checked_partitions
 from airflow_dbpartition.partitioners.spooling import IN_MEMORY_BYTES, PartitionSpool
 
 
@@ -22,7 +22,7 @@ def test_what_is_read_is_what_was_put_in_as_often_as_it_is_read() -> None:
         ),
         Partition("b", {}, 0.1 + 0.2, TransferPolicy.ALWAYS),
     ]
-    with PartitionSpool(given) as spool:
+    with PartitionSpool(checked_partitions(lambda: given, grid_size=1)) as spool:
         assert list(spool) == given
         assert list(spool) == given
         assert len(spool) == 2
@@ -32,7 +32,7 @@ def test_what_is_read_is_what_was_put_in_as_often_as_it_is_read() -> None:
 
 def test_a_plan_that_is_read_half_is_read_from_its_start_again() -> None:
     given = [Partition(f"p{number}", {}, 1.0, TransferPolicy.NEVER) for number in range(5)]
-    with PartitionSpool(given) as spool:
+    with PartitionSpool(checked_partitions(lambda: given, grid_size=1)) as spool:
         first = iter(spool)
         assert [next(first), next(first)] == given[:2]
         assert list(spool) == given
@@ -40,8 +40,8 @@ def test_a_plan_that_is_read_half_is_read_from_its_start_again() -> None:
 
 
 def test_an_error_of_the_partitioner_leaves_nothing_open() -> None:
-    def failing() -> Iterator[Partition]:
-        yield Partition("a", {}, 1.0, TransferPolicy.NEVER)
+    def failing() -> Iterator[StorablePartition]:
+        yield StorablePartition("a", {}, "{}", 1.0, TransferPolicy.NEVER)
         raise RuntimeError("listing failed")
 
     with pytest.raises(RuntimeError, match="listing failed"):
