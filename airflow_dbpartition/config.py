@@ -119,6 +119,30 @@ class Timings:
         return self.remove_after_s - margin
 
 
+LOG_FORMATS = ("console", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """How a worker's lines look, and which of them there are.
+
+    Raises:
+        ConfigurationError: for an unknown format or level.
+    """
+
+    log_format: str = "console"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
+            given = getattr(self, name)
+            if given not in known:
+                raise ConfigurationError(
+                    f"expected {name.replace('_', ' ')} to be one of {', '.join(known)}, got {given!r}"
+                )
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """How one worker behaves.

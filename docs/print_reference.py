@@ -167,10 +167,11 @@ def settings_entry(documented: Any) -> Iterator[str]:
 
 def command_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every command of `dbpartition` and its function."""
-    for command in cli.app.registered_commands:
+    app = cli.application()
+    for command in app.registered_commands:
         assert command.callback is not None
         yield command.name or command.callback.__name__, command.callback
-    for group in cli.app.registered_groups:
+    for group in app.registered_groups:
         assert group.typer_instance is not None
         for command in group.typer_instance.registered_commands:
             assert command.callback is not None

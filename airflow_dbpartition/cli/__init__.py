@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -11,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from airflow_dbpartition.cli import acting, database, demo, looking, working
 from airflow_dbpartition.cli.options import OwnProcess, UsageError
 from airflow_dbpartition.errors import DbPartitionError
 
@@ -19,13 +19,7 @@ from airflow_dbpartition.errors import DbPartitionError
 _TyperUsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
-app = typer.Typer(
-    name="dbpartition",
-    help="Partitioned jobs coordinated by a relational database.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_MODULES = ("database", "working", "looking", "acting", "demo")
 
 
 def _show_version(wanted: bool) -> None:
@@ -36,7 +30,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -45,8 +38,19 @@ def _options(
     """Partitioned jobs coordinated by a relational database."""
 
 
-for module in (database, working, looking, acting, demo):
-    module.add_to(app)
+def application(modules: Sequence[str] = _MODULES) -> typer.Typer:
+    """The commands of these modules."""
+    app = typer.Typer(
+        name="dbpartition",
+        help="Partitioned jobs coordinated by a relational database.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in modules:
+        importlib.import_module(f"{__name__}.{name}").add_to(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verbose = any(word in ("-v", "--verbose") for word in words)
     words = [word for word in words if word not in ("-v", "--verbose")]
+    # A worker starts twice, the second time without typer: what other commands need is not imported for it as well.
+    app = application(["working"] if words[:1] == ["worker"] else _MODULES)
     try:
         ours = OwnProcess(verbose) if arguments is None else None
         code = app(words, standalone_mode=False, prog_name="dbpartition", obj=ours)

@@ -7,15 +7,15 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from airflow_dbpartition.config import DatabaseConfig, Timings
-from airflow_dbpartition.dialects import normalise_url
 from airflow_dbpartition.errors import ConfigurationError
-from airflow_dbpartition.repository import JobRepository
-from airflow_dbpartition.revision import require_current
+
+if TYPE_CHECKING:  # a worker's options are read without SQLAlchemy
+    from airflow_dbpartition.repository import JobRepository
 
 # typer has no public name for this, and has brought its own copy of click since 0.20 or so.
 _CLICK: Any = importlib.import_module(typer.Context.__mro__[1].__module__.rpartition(".")[0] + ".globals")
@@ -80,10 +80,10 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise UsageError(str(error) + _from_the_environment(str(error))) from error
+        raise UsageError(str(error) + from_the_environment(str(error))) from error
 
 
-def _from_the_environment(message: str) -> str:
+def from_the_environment(message: str) -> str:
     """The variables that an error speaks of: nobody looks for what was not typed."""
     context = _CLICK.get_current_context(silent=True)
     if context is None:
@@ -99,6 +99,8 @@ def _from_the_environment(message: str) -> str:
 
 
 def database_config(url: str, schema: str) -> DatabaseConfig:
+    from airflow_dbpartition.dialects import normalise_url
+
     with usage_errors():
         config = DatabaseConfig(url=url, schema=schema or None)
         normalise_url(config.url)
@@ -108,6 +110,9 @@ def database_config(url: str, schema: str) -> DatabaseConfig:
 @contextlib.contextmanager
 def open_repository(url: str, schema: str) -> Iterator[JobRepository]:
     """The job repository, checked to be there and current; closed afterwards."""
+    from airflow_dbpartition.repository import JobRepository
+    from airflow_dbpartition.revision import require_current
+
     config = database_config(url, schema)
     with usage_errors():
         repository = JobRepository.connect(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -14,13 +15,13 @@ from airflow_dbpartition.cli.options import (
     Schema,
     UnreachableAfter,
     database_config,
+    from_the_environment,
     own_process,
     usage_errors,
 )
-from airflow_dbpartition.config import Timings, WorkerConfig
+from airflow_dbpartition.config import DatabaseConfig, LogConfig, Timings, WorkerConfig
 from airflow_dbpartition.domain import DEFAULT_NODE_GROUP
-from airflow_dbpartition.worker.logs import configure_logging
-from airflow_dbpartition.worker.main import become_worker
+from airflow_dbpartition.worker_process import become_worker
 
 _DEFAULTS = WorkerConfig()
 
@@ -101,9 +102,9 @@ def worker(
     ] = "info",
 ) -> int:
     """Run a node: claim partitions and run their steps, until SIGTERM (or, with --drain, until no work is left)."""
-    database = database_config(database_url, schema)
     with usage_errors():
-        configure_logging(log_format=log_format, log_level=log_level)
+        database = DatabaseConfig(url=database_url, schema=schema or None)
+        logging = LogConfig(log_format, log_level)
         config = WorkerConfig(
             imports=tuple(imports or ()),
             concurrency=concurrency,
@@ -128,10 +129,13 @@ def worker(
                 fence_margin_s=fence_margin or None,
             ),
         )
-    logging = {"log_format": log_format, "log_level": log_level}
     own = own_process()
     if own is not None:
-        become_worker(database, config, logging=logging, verbose=own.verbose)
+        url_from = from_the_environment("database URL")
+        become_worker(database, config, logging=logging, url_from=url_from, verbose=own.verbose)
+    from airflow_dbpartition.worker.logs import configure_logging
     from airflow_dbpartition.worker.node import Worker
 
-    return Worker(database, config, logging=logging).run()
+    database = database_config(database_url, schema)
+    configure_logging(**asdict(logging))
+    return Worker(database, config, logging=asdict(logging)).run()

@@ -9,12 +9,8 @@ from typing import Any
 
 import structlog
 
-from airflow_dbpartition.errors import ConfigurationError
+from airflow_dbpartition.config import LogConfig
 from airflow_dbpartition.masking import mask_secrets
-
-FORMATS = ("console", "json")
-LEVELS = ("debug", "info", "warning", "error")
-
 
 _SECRET_NAMES = frozenset({"password", "passwd", "pwd", "secret", "token"})
 
@@ -39,10 +35,7 @@ def configure_logging(*, log_format: str = "console", log_level: str = "info") -
     Raises:
         ConfigurationError: for an unknown format or level.
     """
-    if log_format not in FORMATS:
-        raise ConfigurationError(f"expected log format to be one of {', '.join(FORMATS)}, got {log_format!r}")
-    if log_level not in LEVELS:
-        raise ConfigurationError(f"expected log level to be one of {', '.join(LEVELS)}, got {log_level!r}")
+    LogConfig(log_format, log_level)
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -9,11 +9,12 @@ from typing import Any, get_args, get_type_hints
 
 import typer
 
-from airflow_dbpartition.cli import app
+from airflow_dbpartition.cli import application
 
 
 def environment_variables() -> frozenset[str]:
     """Every environment variable that an option of `dbpartition` reads."""
+    app = application()
     groups = [app, *(group.typer_instance for group in app.registered_groups)]
     callbacks = [command.callback for group in groups if group is not None for command in group.registered_commands]
     return frozenset(variable for callback in callbacks for variable in _variables(callback))
@@ -35,7 +36,7 @@ def parse(words: Sequence[str]) -> str:
     Raises:
         Exception: Typer's own usage errors.
     """
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(application())
     rest = list(words)
     path: list[str] = []
     with ExitStack() as stack:

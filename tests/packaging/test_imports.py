@@ -112,6 +112,17 @@ def test_nothing_on_the_workers_side_asks_for_airflow_where_it_is_installed() ->
     assert found == []
 
 
+def test_a_workers_options_are_read_without_what_only_the_worker_needs() -> None:
+    found = run(
+        "import json, sys\n"
+        "from airflow_dbpartition import cli\n"
+        "import airflow_dbpartition.worker_process\n"
+        "cli.application(['working'])\n"
+        "print(json.dumps([name for name in ('sqlalchemy', 'structlog', 'alembic') if name in sys.modules]))"
+    )
+    assert found == []
+
+
 @pytest.mark.parametrize(("module", "name"), PROMISED)
 def test_a_promised_name_is_where_it_was_promised(module: str, name: str) -> None:
     if module.rpartition(".")[2] in AIRFLOW_SIDE:

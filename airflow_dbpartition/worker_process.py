@@ -13,20 +13,27 @@ import traceback
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from airflow_dbpartition.config import DatabaseConfig, Timings, WorkerConfig
-from airflow_dbpartition.errors import DbPartitionError
-
-Logging = dict[str, str]
+from airflow_dbpartition.config import DatabaseConfig, LogConfig, Timings, WorkerConfig
+from airflow_dbpartition.errors import ConfigurationError, DbPartitionError
 
 
-def become_worker(database: DatabaseConfig, config: WorkerConfig, *, logging: Logging, verbose: bool) -> NoReturn:
+def become_worker(
+    database: DatabaseConfig, config: WorkerConfig, *, logging: LogConfig, url_from: str, verbose: bool
+) -> NoReturn:
     """Replace this process by a worker, under the same process id.
 
     Args:
-        logging: arguments of `configure_logging`.
+        database: its URL is only checked there: what reads URLs takes longer to import than all that is needed here.
+        url_from: what to say of where the URL came from, if it is of no use.
         verbose: show the traceback of what ends it.
     """
-    told = {"database": asdict(database), "config": asdict(config), "logging": logging, "verbose": verbose}
+    told = {
+        "database": asdict(database),
+        "config": asdict(config),
+        "logging": asdict(logging),
+        "url_from": url_from,
+        "verbose": verbose,
+    }
     reading, writing = os.pipe()  # neither `ps` nor a child's environment shows the password
     os.write(writing, json.dumps(told).encode())
     os.close(writing)
@@ -50,19 +57,29 @@ def main() -> int:
     config = WorkerConfig(
         **{**config, "imports": tuple(config["imports"]), "timings": Timings(**config["timings"])},
     )
+    from airflow_dbpartition.dialects import normalise_url
     from airflow_dbpartition.worker.logs import configure_logging
     from airflow_dbpartition.worker.node import Worker
 
+    try:
+        normalise_url(database.url)
+    except ConfigurationError as error:
+        return _refuse(error, 2, told["url_from"], verbose=told["verbose"])
     configure_logging(**told["logging"])
     try:
         return Worker(database, config, logging=told["logging"]).run()
     except DbPartitionError as error:
-        if told["verbose"]:
-            traceback.print_exc()
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 1
+        return _refuse(error, 1, verbose=told["verbose"])
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse(error: DbPartitionError, code: int, more: str = "", *, verbose: bool) -> int:
+    """As the command line says it."""
+    if verbose:
+        traceback.print_exc()
+    sys.stderr.write(f"error: {' '.join(str(error).split())}{more}\n")
+    return code
 
 
 if __name__ == "__main__":
