@@ -17,6 +17,7 @@ demo: $(VENV)/.demo ## A partitioned job through real Airflow, one worker killed
 # Most tests wait for processes and databases: two at a time take little more than half the time.
 # In the order of their names: else the long files of few tests come last, when there is nothing beside them.
 test: override PYTEST_ARGS := --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: export DBPARTITION_TEST_ROUNDS ?= 0.5
 test: lint types imports ## Everything: lint, types, import contracts, and all tests.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -43,8 +44,11 @@ lowest: ## The demo and the Airflow tests on the oldest Airflow that is supporte
 	$(MAKE) $(VENV)-lowest/.dev VENV=$(VENV)-lowest PINS='apache-airflow==$(LOWEST_AIRFLOW)'
 	$(VENV)-lowest/bin/python -m pytest tests/airflow tests/e2e $(PYTEST_ARGS)
 
+# Where else there are tests that `make test` leaves out, or runs the shorter for.
+LONG_TESTS := tests/races tests/model tests/e2e tests/integration/test_airflow_processes.py tests/worker/test_publish_records.py
+
 resilience: $(VENV)/.dev ## Break everything, at length: kills, freezes, outages, cut connections (the short half is in `make test`).
-	DBPARTITION_RESILIENCE=long $(BIN)/python -m pytest tests/resilience $(PYTEST_ARGS)
+	DBPARTITION_RESILIENCE=long $(BIN)/python -m pytest tests/resilience $(LONG_TESTS) $(PYTEST_ARGS)
 
 semantics: $(VENV)/.dev ## Every cell of docs/reference/airflow-semantics.md on a real Airflow (the dozen that matter most are in `make test`).
 	DBPARTITION_SEMANTICS=all $(BIN)/python -m pytest tests/airflow/semantics $(PYTEST_ARGS)

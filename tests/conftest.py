@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy.engine import Engine
@@ -14,6 +16,39 @@ from tests.databases import NAMES, Database, NotAtHandError, Servers
 # What a shell starts in the background ignores SIGINT, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = os.environ.get("DBPARTITION_RESILIENCE") == "long"
+# Their Airflow takes a minute to start: one process runs all these files, and starts one.
+SHARE_AN_AIRFLOW = ("tests/airflow/semantics/test_semantics.py", "tests/airflow/test_stories.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "resilience_long: too long for `make test`; DBPARTITION_RESILIENCE=long runs it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if LONG:
+        return
+    skip = pytest.mark.skip(reason="takes too long: `make resilience` runs it (DBPARTITION_RESILIENCE=long)")
+    for item in items:
+        if "resilience_long" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadfile: file by file, but those that share an Airflow as if they were one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            path: str = super()._split_scope(nodeid)
+            return SHARE_AN_AIRFLOW[0] if path in SHARE_AN_AIRFLOW else path
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,7 @@ def test_the_demo_survives_the_kill_of_a_worker_and_ends_equal(tmp_path: Path) -
     assert _nothing_is_left(tmp_path / "demo")
 
 
+@pytest.mark.resilience_long
 def test_ctrl_c_stops_everything_that_the_demo_started(tmp_path: Path) -> None:
     process = _start(tmp_path / "demo", "--keep")
     assert process.stdout is not None

@@ -15,6 +15,7 @@ from airflow_dbpartition.demo.embedded import EmbeddedPostgres
 from airflow_dbpartition.demo.processes import DemoError, pids_with_environment, process_table
 
 pytestmark = [
+    pytest.mark.resilience_long,
     pytest.mark.airflow,
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("airflow") is None, reason="Airflow is not installed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,23 +15,6 @@ from airflow_dbpartition.repository import JobRepository
 from tests.databases import Database
 from tests.resilience.ledgers import Ledgers
 from tests.worker.processes import QUICK, Fleet
-
-LONG = os.environ.get("DBPARTITION_RESILIENCE") == "long"
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "resilience_long: minutes of breaking things; DBPARTITION_RESILIENCE=long runs it"
-    )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if LONG:
-        return
-    skip = pytest.mark.skip(reason="takes minutes: set DBPARTITION_RESILIENCE=long")
-    for item in items:
-        if "resilience_long" in item.keywords:
-            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ from airflow_dbpartition.launching import Launcher
 from airflow_dbpartition.polling import SharedPoller
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.waiting import Outcome
+from tests.conftest import LONG
 from tests.databases import Database
 from tests.resilience.chaos import let_time_pass
-from tests.resilience.conftest import LONG
 from tests.resilience.ledgers import HERE, STEP, STEPS, Ledgers
 from tests.resilience.test_restarts import verdict_over_restarts
 from tests.worker.processes import CALM, QUICK, Fleet, Job, Node, wait_until

@@ -14,9 +14,9 @@ from sqlalchemy import text, update
 
 from airflow_dbpartition.demo.processes import send_signal
 from airflow_dbpartition.domain import JobSettings, Partition
+from tests.conftest import LONG
 from tests.databases import Database
 from tests.resilience.chaos import let_time_pass
-from tests.resilience.conftest import LONG
 from tests.resilience.ledgers import STEP, STEPS, Entry, Ledgers, Row
 from tests.worker.processes import QUICK, Fleet, Job, Node, is_alive, wait_until
 from tests.worker.proxy import HEARTBEAT, Proxy
@@ -335,7 +335,7 @@ def test_what_was_frozen_as_a_whole_writes_nothing_when_it_is_thawed(stage: Stag
 
 
 @in_rounds
-@pytest.mark.parametrize("executor", ["process", "thread"])
+@pytest.mark.parametrize("executor", ["process", pytest.param("thread", marks=pytest.mark.resilience_long)])
 def test_the_fence_refuses_what_a_worker_commits_whose_clock_stood_still(
     stage: Stage, proxy: Proxy, executor: str
 ) -> None:

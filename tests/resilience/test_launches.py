@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+import pytest
+
 from airflow_dbpartition.domain import JobSettings
 from airflow_dbpartition.repository import JobRepository
 from tests import scenarios
@@ -38,6 +40,7 @@ def test_twenty_processes_that_submit_the_same_instance_get_one_execution(
     assert len(own_repository.reading.recent()) == 1
 
 
+@pytest.mark.resilience_long
 def test_a_partition_that_kills_its_nodes_stops_at_max_node_losses_and_the_fleet_lives(
     own_fleet: Fleet, ledgers: Ledgers
 ) -> None:

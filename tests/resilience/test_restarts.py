@@ -22,8 +22,8 @@ from airflow_dbpartition.launching import Intent, Job, Launcher
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.reading import PartitionRow
 from tests.cli.running import Run, in_process, variables
+from tests.conftest import LONG
 from tests.databases import Database
-from tests.resilience.conftest import LONG
 from tests.resilience.ledgers import HERE, STEP, STEPS, Entry, Ledgers, Verdict, judge
 from tests.worker.processes import CALM, Fleet, Node, wait_until
 from tests.worker.proxy import HEARTBEAT, Proxy

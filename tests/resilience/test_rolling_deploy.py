@@ -10,7 +10,7 @@ import pytest
 from airflow_dbpartition.assignment import AssignmentStrategy, RoundRobin, Unassigned
 from airflow_dbpartition.domain import JobIdentity, JobSettings, PartitionStatus
 from airflow_dbpartition.launching import Job, Launcher
-from tests.resilience.conftest import LONG
+from tests.conftest import LONG
 from tests.resilience.ledgers import HERE, STEP, Ledgers
 from tests.resilience.test_restarts import verdict_over_restarts
 from tests.worker.processes import CALM, Fleet, Node, wait_until

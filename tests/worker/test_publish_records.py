@@ -347,7 +347,7 @@ def test_a_topic_that_does_not_exist_fails_at_once_and_marks_nothing(batch: Batc
     ("killed_at", "twice"),
     [
         pytest.param([14], 50, id="after the last call of the third chunk"),
-        pytest.param([1, 6], 20 + 50, id="twice in the first chunk"),
+        pytest.param([1, 6], 20 + 50, id="twice in the first chunk", marks=pytest.mark.resilience_long),
     ],
 )
 def test_a_worker_that_is_killed_between_publishing_and_commit_publishes_no_more_than_its_chunk_twice(
