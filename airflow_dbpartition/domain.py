@@ -91,6 +91,8 @@ class TransferPolicy(_Text):
         Raises:
             ConfigurationError: for anything else.
         """
+        if isinstance(value, cls):
+            return value
         if value is True or value == cls.ALWAYS:
             return cls.ALWAYS
         if value is False or value == cls.NEVER:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 DEFAULT_CONTEXT_LIMIT_BYTES = 1024 * 1024
@@ -125,6 +125,37 @@ _SORTING_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separat
 def dump_json(value: object, *, sort_keys: bool = False) -> str:
     """Strict JSON text, compact, non-ASCII kept."""
     return (_SORTING_ENCODER if sort_keys else _ENCODER).encode(value)
+
+
+class JsonText(Mapping[str, Any]):
+    """A JSON object that stays text until somebody looks into it.
+
+    Args:
+        text: as `dump_json` writes it.
+    """
+
+    __slots__ = ("_read", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._read: JsonObject | None = None
+
+    def _object(self) -> JsonObject:
+        if self._read is None:
+            self._read = json.loads(self.text)
+        return self._read
+
+    def __getitem__(self, key: str) -> Any:
+        return self._object()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._object())
+
+    def __len__(self) -> int:
+        return len(self._object())
+
+    def __repr__(self) -> str:
+        return repr(self._object())
 
 
 def storable_text(text: object, limit: int = MESSAGE_LIMIT_CHARS) -> str:

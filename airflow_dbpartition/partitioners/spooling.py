@@ -9,9 +9,10 @@ from types import TracebackType
 
 from airflow_dbpartition.domain import Partition, TransferPolicy
 from airflow_dbpartition.partitioners.collecting import StorablePartition
-from airflow_dbpartition.storable import dump_json
+from airflow_dbpartition.storable import JsonText, dump_json
 
 IN_MEMORY_BYTES = 8 * 1024 * 1024
+_POLICIES = {policy.value: policy for policy in TransferPolicy}
 
 
 class PartitionSpool(Collection[Partition]):
@@ -24,15 +25,14 @@ class PartitionSpool(Collection[Partition]):
     """
 
     def __init__(self, partitions: Iterable[StorablePartition]) -> None:
-        self._file = SpooledTemporaryFile(  # noqa: SIM115  # closed by `close`
-            max_size=IN_MEMORY_BYTES, mode="w+", encoding="utf-8", newline="\n"
-        )
+        # Bytes: a file of text would work out after each line how large it has become.
+        self._file = SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
         self._count = 0
         self._weights: set[float] = set()  # the first two that differ
         try:
             for key, _context, context_json, weight, policy in partitions:
-                # One line of JSON, of which the longest part is text already.
-                self._file.write(f'[{dump_json(key)},{context_json},{weight!r},"{policy.value}"]\n')
+                # In JSON neither a tab nor the end of a line stands for itself.
+                self._file.write(f"{dump_json(key)}\t{context_json}\t{weight!r}\t{policy.value}\n".encode())
                 self._count += 1
                 if len(self._weights) < 2:
                     self._weights.add(weight)
@@ -51,8 +51,8 @@ class PartitionSpool(Collection[Partition]):
     def __iter__(self) -> Iterator[Partition]:
         self._file.seek(0)
         for line in self._file:
-            key, context, weight, policy = json.loads(line)
-            yield Partition(key, context, weight, TransferPolicy(policy))
+            key, context, weight, policy = line.decode().split("\t")
+            yield Partition(json.loads(key), JsonText(context), float(weight), _POLICIES[policy[:-1]])
 
     def __contains__(self, partition: object) -> bool:
         return any(one == partition for one in self)

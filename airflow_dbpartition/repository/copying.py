@@ -12,14 +12,12 @@ from sqlalchemy import ColumnElement, Table, select
 from sqlalchemy.engine import Connection
 
 from airflow_dbpartition.dialects import COPIED_BY
-from airflow_dbpartition.storable import dump_json
+from airflow_dbpartition.storable import JsonText, dump_json
 
 # Few enough for one statement to be far from its time limit.
 ROWS_A_STATEMENT = 20_000
 # So little that the server is at work while the next rows are made.
 CHARS_A_READ = 16_384
-
-_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def copy_rows(
@@ -55,11 +53,12 @@ def _evaluated(connection: Connection, values: Mapping[str, Any]) -> list[Any]:
 def _field(value: object) -> str:
     """A value in COPY's text format (PostgreSQL's manual, COPY, "Text Format")."""
     if isinstance(value, str):
-        return value.translate(_ESCAPES)
+        return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
     if value is None:
         return "\\N"
     if isinstance(value, Mapping):
-        return dump_json(value).replace("\\", "\\\\")  # JSON has no other character that would need it
+        text = value.text if isinstance(value, JsonText) else dump_json(value)
+        return text.replace("\\", "\\\\")  # JSON has no other character that would need it
     return value.isoformat() if isinstance(value, datetime) else repr(value)
 
 

@@ -101,8 +101,12 @@ def _row_of(partition: Partition, node_id: str | None, default: TransferPolicy) 
         "is_transferable": int(policy is not TransferPolicy.NEVER),
         "transfer_policy": policy.value,
         "weight": partition.weight,
-        "execution_context": dict(partition.context),
+        "execution_context": partition.context,
     }
+
+
+def _with_plain_context(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "execution_context": dict(row["execution_context"])}
 
 
 def _node_of(placement: Placement | InTurn, position: int, key: str) -> str | None:
@@ -469,7 +473,7 @@ class Executions:
             if connection.dialect.name == "postgresql":
                 copy_rows(connection, self._tables.partitions, of_all, rows)
             else:
-                while batch := list(islice(rows, INSERT_BATCH_ROWS)):
+                while batch := [_with_plain_context(row) for row in islice(rows, INSERT_BATCH_ROWS)]:
                     connection.execute(insert(self._tables.partitions).values(of_all), batch)
         except IntegrityError:
             _refuse_repeated_keys(partitions)
