@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from airflow_dbpartition.domain import Claim, Counters
 from airflow_dbpartition.errors import ConfigurationError, StepInterruptedError
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.storable import JsonObject, check_json
+from airflow_dbpartition.worker.logs import ids_of
 from airflow_dbpartition.worker.positions import decode_position, encode_position
 
 KEYSET = "keyset"
@@ -92,14 +94,16 @@ class PartitionContext:
         self.job_instance_id = claim.job_instance_id
         self.attempt = claim.attempt
         self.node_id = claim.node_id
-        self.log = structlog.get_logger("dbpartition.step").bind(
-            job_execution_id=claim.job_execution_id,
-            step_execution_id=claim.step_execution_id,
-            partition_key=claim.partition_key,
-            attempt=claim.attempt,
-            version=claim.version,
-            node_id=claim.node_id,
-        )
+
+    @property
+    def log_ids(self) -> dict[str, object]:
+        """What every line that the step logs carries."""
+        return {**ids_of(self._claim), "node_id": self.node_id}
+
+    @cached_property
+    def log(self) -> Any:
+        """A structlog logger that carries the ids."""
+        return structlog.get_logger("dbpartition.step").bind(**self.log_ids)
 
     @property
     def idempotency_key(self) -> str:
@@ -141,6 +145,9 @@ class PartitionContext:
             raise TypeError(f"expected ctx.counters to be the Counters that the step was given, got {counters!r:.100}")
         checked = {}
         for name, value in vars(counters).items():
+            if type(value) is int and -LARGEST_COUNT <= value <= LARGEST_COUNT:
+                checked[name] = value
+                continue
             try:
                 checked[name] = operator.index(value)
             except TypeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import queue
 import threading
 import time
@@ -122,9 +121,7 @@ class ThreadExecutor:
     def _run(self, claim: Claim) -> None:
         assert self._repository is not None
         key = key_of(claim)
-        # A context of its own: the thread goes on to other partitions, which must not see what this one has set.
-        context = contextvars.Context()
-        outcome = context.run(run_claim, claim, self._repository, lambda: key in self._stopping)
+        outcome = run_claim(claim, self._repository, lambda: key in self._stopping)
         with self._lock:
             self._feed.ran(time.monotonic() - self._running.pop(key))
             self._stopping.discard(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from itertools import islice, takewhile
 
 from airflow_dbpartition.domain import Claim
 
@@ -96,8 +97,8 @@ class Feed:
 
     def withdraw_overdue(self) -> list[ClaimKey]:
         """Take back those that only wait since others were expected to be short, and have waited for too long."""
-        surplus = list(self._waiting)[self._prefetch :]
-        overdue = [key for key in surplus if self.is_overdue(self._waiting[key][1])]
+        surplus = islice(self._waiting.items(), self._prefetch, None)  # the oldest first
+        overdue = [key for key, _ in takewhile(lambda waiting: self.is_overdue(waiting[1][1]), surplus)]
         for key in overdue:
             del self._waiting[key]
             self.was_wrong()

@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from airflow_dbpartition.config import LogConfig
+from airflow_dbpartition.domain import Claim
 from airflow_dbpartition.masking import mask_secrets
 
 _SECRET_NAMES = frozenset({"password", "passwd", "pwd", "secret", "token"})
@@ -27,6 +28,17 @@ def _masked(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_masked(item) for item in value]
     return mask_secrets(value if isinstance(value, str) else repr(value))
+
+
+def ids_of(claim: Claim) -> dict[str, object]:
+    """What every log line about a partition carries."""
+    return {
+        "job_execution_id": claim.job_execution_id,
+        "step_execution_id": claim.step_execution_id,
+        "partition_key": claim.partition_key,
+        "attempt": claim.attempt,
+        "version": claim.version,
+    }
 
 
 def configure_logging(*, log_format: str = "console", log_level: str = "info") -> None:

@@ -33,10 +33,11 @@ from airflow_dbpartition.worker.feeding import ClaimKey, key_of
 from airflow_dbpartition.worker.health import HealthServer
 from airflow_dbpartition.worker.heartbeat import Beat, Heartbeat
 from airflow_dbpartition.worker.lifeline import Lifeline
+from airflow_dbpartition.worker.logs import ids_of
 from airflow_dbpartition.worker.metrics import Metrics
 from airflow_dbpartition.worker.processes import ProcessExecutor
 from airflow_dbpartition.worker.runner import FAILED, INTERRUPTED
-from airflow_dbpartition.worker.settling import Settling, ids_of
+from airflow_dbpartition.worker.settling import Settling
 
 log = structlog.get_logger("dbpartition.worker")
 
@@ -105,6 +106,7 @@ class Worker:
         self._settling = Settling(self._repository, self._recovery, self.metrics)
         self._lifeline = Lifeline.create()
         self._wake_read, self._wake_write = os.pipe()
+        self._is_woken = False
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
             weakref.finalize(self, os.close, fd)  # not before: a thread of the user's may still wake us
@@ -226,6 +228,9 @@ class Worker:
         self._wake()
 
     def _wake(self) -> None:
+        if self._is_woken:
+            return  # and has yet to look at what there is
+        self._is_woken = True
         with contextlib.suppress(OSError):  # full = already awake; closed = gone
             os.write(self._wake_write, b"w")
 
@@ -287,6 +292,7 @@ class Worker:
             if self._wake_read in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, 4096)
+        self._is_woken = False  # before anything is looked at: what comes from here on wakes us again
 
     def _time_to_sleep(self) -> float:
         now = time.monotonic()
@@ -417,11 +423,10 @@ class Worker:
             elif step_execution_id in reply.stopping and not running.stop_requested:
                 running.stop_requested = True
                 self._ask_to_end(key, patience_s=self._config.stop_grace_s)
+        settled = self._settling.written_since(beat.sent)
         for step_execution_id, held_version in reply.held.items():
             key = (step_execution_id, held_version)
-            if key in self._running or self._settling.holds(*key):
-                continue
-            if not self._settling.written_since(*key, beat.sent):
+            if not (key in self._running or key in settled or self._settling.holds(*key)):
                 self._release_unheld(step_execution_id, held_version)
 
     def _release_unheld(self, step_execution_id: int, held_version: int) -> None:
@@ -491,9 +496,9 @@ class Worker:
         now = time.monotonic()
         for key, running in list(self._running.items()):
             limit_s = running.claim.settings.partition_timeout_s
-            since = self._executor.started(key)
-            if running.kill_at is None and limit_s is not None and since is not None:
-                running.kill_at = since + limit_s
+            if limit_s is not None and running.kill_at is None:
+                since = self._executor.started(key)
+                running.kill_at = None if since is None else since + limit_s
             if running.kill_at is None or now < running.kill_at:
                 continue
             running.kill_at = now + 3600.0  # asked once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import os
 import traceback
@@ -67,14 +68,15 @@ def run_claim(claim: Claim, repository: JobRepository, stopping: Callable[[], bo
         stopping: whether the step is asked to end.
     """
     ctx = PartitionContext(claim, repository, stopping)
-    with structlog.contextvars.bound_contextvars(**structlog.get_context(ctx.log)):  # for the standard library's lines
-        outcome = _run(ctx)
+    # A context of its own: this thread goes on to other partitions, which must not see what this one has set.
+    outcome = contextvars.copy_context().run(_run, ctx)
     if ctx.is_forked_copy:  # after a forgotten os._exit: it is no worker, and has nobody to tell
         os._exit(FORKED_COPY)
     return outcome
 
 
 def _run(ctx: PartitionContext) -> Outcome:
+    structlog.contextvars.bind_contextvars(**ctx.log_ids)  # for the standard library's lines
     try:
         result = find_step(ctx.step_name)(ctx)
         if inspect.iscoroutine(result):
@@ -99,6 +101,8 @@ def describe(error: BaseException) -> str:
 
 
 def _checked_result(result: Any) -> Any:
+    if result is None:
+        return None
     try:
         checked = check_json(result, "result")
     except NotStorableError as error:

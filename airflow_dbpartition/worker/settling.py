@@ -18,6 +18,7 @@ from airflow_dbpartition.failure_texts import headline
 from airflow_dbpartition.recovery import Recovery
 from airflow_dbpartition.repository import JobRepository
 from airflow_dbpartition.repository.settlements import Completed, lost_claim
+from airflow_dbpartition.worker.logs import ids_of
 from airflow_dbpartition.worker.metrics import Metrics
 from airflow_dbpartition.worker.runner import COMPLETED, FAILED, INTERRUPTED, LOST, UNSTARTED, Outcome
 
@@ -26,17 +27,6 @@ log = structlog.get_logger("dbpartition.worker")
 _RETRY_FIRST_S = 0.25
 _RETRY_LONGEST_S = 5.0
 _MOST_AT_ONCE = 200  # settles of one transaction: results may be large, and one that is refused refuses all
-
-
-def ids_of(claim: Claim) -> dict[str, object]:
-    """What every log line about a partition carries."""
-    return {
-        "job_execution_id": claim.job_execution_id,
-        "step_execution_id": claim.step_execution_id,
-        "partition_key": claim.partition_key,
-        "attempt": claim.attempt,
-        "version": claim.version,
-    }
 
 
 def backoff_s(claim: Claim) -> float:
@@ -93,10 +83,13 @@ class Settling:
             for pending in self._pending
         )
 
-    def written_since(self, step_execution_id: int, version: int, moment: float) -> bool:
-        """Whether that claim was settled after a moment of the monotonic clock; earlier settles are forgotten."""
+    def written_since(self, moment: float) -> Collection[tuple[int, int]]:
+        """(step_execution_id, version) of what was settled after a moment of the monotonic clock.
+
+        Earlier settles are forgotten.
+        """
         self._written = {key: when for key, when in self._written.items() if when >= moment}
-        return (step_execution_id, version) in self._written
+        return self._written.keys()
 
     @property
     def next_retry(self) -> float:
