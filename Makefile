@@ -45,7 +45,8 @@ lowest: ## The demo and the Airflow tests on the oldest Airflow that is supporte
 	$(VENV)-lowest/bin/python -m pytest tests/airflow tests/e2e $(PYTEST_ARGS)
 
 # Where else there are tests that `make test` leaves out, or runs the shorter for.
-LONG_TESTS := tests/races tests/model tests/e2e tests/integration/test_airflow_processes.py tests/worker/test_publish_records.py
+LONG_TESTS := tests/races tests/model tests/e2e tests/integration/test_airflow_processes.py tests/worker tests/docs tests/deploy \
+	tests/airflow/test_shared_poller.py tests/airflow/test_stories.py
 
 resilience: $(VENV)/.dev ## Break everything, at length: kills, freezes, outages, cut connections (the short half is in `make test`).
 	DBPARTITION_RESILIENCE=long $(BIN)/python -m pytest tests/resilience $(LONG_TESTS) $(PYTEST_ARGS)

@@ -360,6 +360,7 @@ def test_a_wait_hears_when_nobody_has_been_there_to_work(
     assert "no live node of group 'default' with the step 'work' for 0.5 s" in update.message
 
 
+@pytest.mark.resilience_long
 def test_an_outage_ends_no_wait(postgres: Database, postgres_repository: JobRepository) -> None:
     add_node(postgres_repository)
     job = submit(postgres_repository, 1).job_execution_id

@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @story
+@pytest.mark.resilience_long
 def test_a_sensor_ends_with_the_same_summary_in_each_of_its_modes(deployment: Deployment) -> None:
     run = deployment.run("three_modes", "three_modes", gated(4, rows=5))
     run.wait_for("poked", "running")

@@ -59,6 +59,7 @@ def test_what_is_copied_is_enough_for_the_wheel(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.resilience_long
 def test_the_worker_runs_on_nothing_but_its_own_dependencies(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     program = tmp_path / "venv" / "bin" / "python"

@@ -190,6 +190,7 @@ def test_a_stopped_step_goes_on_at_its_checkpoint(bench: Bench) -> None:
     repository.close()
 
 
+@pytest.mark.resilience_long
 def test_a_project_tests_its_dag(tmp_path: Path) -> None:
     (tmp_path / "dags").mkdir()
     copy(ROOT / "dags" / "tutorial_greetings.py", tmp_path / "dags")

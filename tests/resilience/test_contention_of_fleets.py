@@ -29,6 +29,7 @@ SABOTAGE = re.compile(
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.resilience_long
 def test_a_fleet_on_a_sabotaged_server_loses_nothing_and_does_nothing_twice(
     own_server: EmbeddedPostgres, own_fleet: Fleet, ledgers: Ledgers
 ) -> None:

@@ -367,6 +367,7 @@ def test_the_fence_refuses_what_a_worker_commits_whose_clock_stood_still(
     "statement",
     ["heartbeat", pytest.param("claim", marks=only_at_length)],  # that one lasts as long as a statement may
 )
+@pytest.mark.resilience_long
 def test_a_worker_frozen_in_the_middle_of_its_own_transaction_is_lost_like_any_other(
     own_fleet: Fleet, ledgers: Ledgers, statement: str
 ) -> None:

@@ -21,6 +21,7 @@ WORKERS, SLOTS = 3, 2
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.resilience_long
 def test_an_outage_longer_than_remove_after_evicts_nobody_and_loses_nothing(
     own_server: EmbeddedPostgres, own_fleet: Fleet, ledgers: Ledgers
 ) -> None:

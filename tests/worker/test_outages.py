@@ -28,6 +28,7 @@ def test_a_removed_worker_that_cannot_register_again_at_once_does_so_later(postg
 
 
 @pytest.mark.slow
+@pytest.mark.resilience_long
 def test_a_large_result_waits_for_a_worker_whose_statement_is_not_answered(postgres_fleet: Fleet) -> None:
     with Proxy(postgres_fleet.database.url) as proxy:
         postgres_fleet.start(url=proxy.url)

@@ -228,6 +228,7 @@ def test_entries_that_sns_could_not_take_are_sent_again_and_only_they(batch: Bat
     assert Counter(seen.values()) == {1: 96, 3: 4}
 
 
+@pytest.mark.resilience_long
 def test_an_entry_that_sns_never_takes_fails_the_partition_and_marks_nothing_of_its_chunk(batch: Batch) -> None:
     batch.fill(120)
     unwell = {"record": 77}
@@ -312,6 +313,7 @@ def test_a_short_outage_costs_no_attempt(batch: Batch) -> None:
     assert job.events() == []
 
 
+@pytest.mark.resilience_long
 def test_connections_that_are_refused_in_the_middle_skip_nothing(batch: Batch) -> None:
     batch.fill(200)
     batch.sns.hold_answers_of(7)
@@ -373,6 +375,7 @@ def test_a_worker_that_is_killed_between_publishing_and_commit_publishes_no_more
     assert twice <= CHUNK * len(killed_at)
 
 
+@pytest.mark.resilience_long
 def test_on_a_fifo_topic_sns_itself_drops_what_is_published_twice(batch: Batch, moto: MotoServer) -> None:
     topic = moto.topic("ordered", fifo=True)
     batch.fill(30)

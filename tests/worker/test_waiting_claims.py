@@ -77,12 +77,12 @@ def test_what_waits_behind_partitions_that_take_longer_than_those_before_is_give
     postgres_fleet: Fleet, executor: str
 ) -> None:
     postgres_fleet.start("first", executor=executor, concurrency=2)
-    assert postgres_fleet.submit(60).ends() == "COMPLETED"
+    assert postgres_fleet.submit(200).ends() == "COMPLETED"  # many: one that took long by chance is soon outweighed
     before = len(postgres_fleet.notes("begun"))
     job, gate = postgres_fleet.gated(6, polite=False)
-    job.wait_for_counts(CLAIMED=6)
+    wait_until(job.events, "some were claimed that there was no slot for, and were given back")
     job.wait_for_counts(CLAIMED=2, PENDING=4)
-    assert job.events() == ["released"] * 4
+    assert set(job.events()) == {"released"}
     postgres_fleet.start("second", executor=executor, concurrency=4)
     postgres_fleet.wait_for_note("begun", times=before + 6)
     gate.touch()
